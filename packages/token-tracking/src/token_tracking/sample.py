@@ -1,0 +1,220 @@
+"""`Sample`: the one record that reaches a trainer. Importing this module loads numpy and msgspec, nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from token_tracking.errors import MissingLogprobsError, SampleError
+
+Scalar = str | int | float | bool | None
+Status = Literal["completed", "truncated", "aborted", "failed"]
+Source = Literal["sampled", "replayed"]
+LogprobKind = Literal["none", "raw", "processed"]
+FinishReason = Literal["stop", "length", "abort"]
+
+NOT_SAMPLED = -1
+"""Weight version of a token that no model sampled (prompt, template, tool output)."""
+UNKNOWN_VERSION = -2
+"""Weight version of a token that was sampled under weights whose version is not known."""
+MAX_VERSION = 2**31 - 1
+
+_HEX_ID = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled span of a sample: what the model produced in one assistant turn."""
+
+    start: int
+    """First token of the span, an index into the sample's arrays."""
+    end: int
+    """One past the last token of the span."""
+    finish_reason: FinishReason
+    """Why the engine stopped: a stop token, a length limit, or an abort."""
+    logprob_kind: LogprobKind
+    """Which distribution the log-probabilities belong to. `none`: not recorded, they are NaN. `raw`: the model's
+    own softmax. `processed`: after temperature and truncation."""
+    temperature: float | None = None
+    """None: not known, or the turn was not sampled from a model."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    reward: float | None = None
+    """Reward of this turn alone. None: no turn reward was given."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One training sample: a part of a rollout as flat, equally long per-token arrays.
+
+    `token_ids`, `loss_mask`, `logprobs` and `versions` all have shape `[n]`. The arrays are made read-only when
+    the sample is built; a sample that contradicts itself cannot be built (`SampleError`).
+    """
+
+    rollout_id: str
+    """32 hex characters, minted at admission; kept over abort, park and resume."""
+    group_id: str
+    """32 hex characters. Rollouts of one prompt share it (GRPO group)."""
+    attempt: int = 0
+    """Restarts of the rollout from scratch, from zero."""
+    part: int = 0
+    """This sample is part `part` (from zero) of the rollout's `parts` samples."""
+    parts: int = 1
+    task_id: str
+    token_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    """1 where the token was sampled and is to be trained on in this sample, else 0."""
+    logprobs: npt.NDArray[np.float32]
+    """NaN where no log-probability was recorded; never a sentinel."""
+    versions: npt.NDArray[np.int32]
+    """Weight version of each sampled token; -1: not sampled, -2: sampled under an unknown version."""
+    prompt_length: int
+    """Tokens before the first sampled token."""
+    turns: tuple[Turn, ...]
+    """The sampled spans in order, without overlap."""
+    reward: float | None
+    """Reward of the whole rollout. None: not graded (never a stand-in for an infrastructure failure)."""
+    in_loss: bool = True
+    """False: evidence only, the sample must not contribute to the loss."""
+    in_baseline: bool = True
+    """False: the rollout's reward must not enter its group's mean and deviation."""
+    status: Status
+    source: Source
+    """`replayed`: the turns come from a recording. Good for supervised training, refused where a ratio is needed."""
+    policy_run: str = ""
+    """Names the training run that counts the weight versions. Empty: no policy (replayed)."""
+    kept_ids: npt.NDArray[np.int32] | None = None
+    """Vocabulary ids that truncated sampling kept, for all sampled tokens one after the other. None: not truncated."""
+    kept_offsets: npt.NDArray[np.int64] | None = None
+    """Shape `[n + 1]`: token i kept `kept_ids[kept_offsets[i]:kept_offsets[i + 1]]`."""
+    routed_experts: npt.NDArray[np.integer] | None = None
+    """Shape `[n - 1, layers, top_k]`: row i routed token i when it was read to predict token i + 1. None: not recorded."""
+    provenance: Mapping[str, Scalar] = {}
+    """What produced the sample: engine, template program, tokenizer, grader, and their versions."""
+    extra: Mapping[str, Scalar] = {}
+    """The user's own values; carried, never read."""
+
+    def __post_init__(self) -> None:
+        _check_identity(self)
+        _check_arrays(self)
+        _check_turns(self)
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.token_ids)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """`(rollout_id, attempt, part)`: what deduplication goes by."""
+        return (self.rollout_id, self.attempt, self.part)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Number of tokens with loss mask 1."""
+        return int(np.count_nonzero(self.loss_mask))
+
+    def require_logprobs(self) -> None:
+        """Raise unless every trained token carries a log-probability of a live policy.
+
+        Call it before a ratio (PPO, GRPO, importance weights) is computed.
+
+        Raises:
+            MissingLogprobsError: the sample is replayed, or a trained token's log-probability is NaN.
+        """
+        if self.source == "replayed":
+            raise MissingLogprobsError(
+                f"rollout {self.rollout_id} was replayed from a recording: its tokens were not sampled by the policy "
+                "under training; use it for supervised training, or run against a real engine"
+            )
+        missing = int(np.count_nonzero(np.isnan(self.logprobs[self.loss_mask == 1])))
+        if missing:
+            raise MissingLogprobsError(
+                f"rollout {self.rollout_id}: {missing} of {self.trained_tokens} trained tokens have no "
+                "log-probability; ask the engine for logprobs, or use the sample for supervised training only"
+            )
+
+
+def _check_identity(s: Sample) -> None:
+    for name, value in (("rollout_id", s.rollout_id), ("group_id", s.group_id)):
+        if not _HEX_ID.match(value):
+            raise SampleError(f"{name} must be 32 lower-case hex characters, got {value!r}")
+    if not (s.attempt >= 0 and 0 <= s.part < s.parts):
+        raise SampleError(
+            f"attempt {s.attempt}, part {s.part} of {s.parts}: need attempt >= 0 and 0 <= part < parts"
+        )
+    if s.reward is not None and not np.isfinite(s.reward):
+        raise SampleError(f"reward must be finite or None (not graded), got {s.reward}")
+
+
+def _check_arrays(s: Sample) -> None:
+    n = len(s.token_ids)
+    for name, array, dtype in (
+        ("token_ids", s.token_ids, np.int32),
+        ("loss_mask", s.loss_mask, np.uint8),
+        ("logprobs", s.logprobs, np.float32),
+        ("versions", s.versions, np.int32),
+    ):
+        if array.dtype != dtype or array.ndim != 1:
+            raise SampleError(
+                f"{name} must be a flat {np.dtype(dtype)} array, got {array.dtype} {array.shape}"
+            )
+        if len(array) != n:
+            raise SampleError(f"{name} has {len(array)} entries for {n} tokens")
+        array.flags.writeable = False
+    if n and int(s.token_ids.min()) < 0:
+        raise SampleError("token_ids must not be negative")
+    if n and int(s.loss_mask.max()) > 1:
+        raise SampleError("loss_mask must hold only 0 and 1")
+    if n and int(s.versions.min()) < UNKNOWN_VERSION:
+        raise SampleError("versions must be >= -2 (-1: not sampled, -2: unknown)")
+    if bool(np.any(s.loss_mask.astype(bool) & (s.versions == NOT_SAMPLED))):
+        raise SampleError(
+            "a token with loss mask 1 has weight version -1 (not sampled): only sampled tokens are trained"
+        )
+    if bool(np.any(np.isinf(s.logprobs) | (s.logprobs > 0))):
+        raise SampleError("logprobs must be finite and <= 0, or NaN where none was recorded")
+    _check_channels(s, n)
+
+
+def _check_channels(s: Sample, n: int) -> None:
+    if (s.kept_ids is None) != (s.kept_offsets is None):
+        raise SampleError("kept_ids and kept_offsets come together")
+    if s.kept_ids is not None and s.kept_offsets is not None:
+        offsets = s.kept_offsets
+        if offsets.dtype != np.int64 or s.kept_ids.dtype != np.int32 or offsets.shape != (n + 1,):
+            raise SampleError(f"kept_offsets must be int64 of length {n + 1} and kept_ids int32")
+        if int(offsets[0]) != 0 or int(offsets[-1]) != len(s.kept_ids) or bool(np.any(np.diff(offsets) < 0)):
+            raise SampleError("kept_offsets must rise from 0 to len(kept_ids)")
+    if s.routed_experts is not None and (
+        s.routed_experts.ndim != 3 or s.routed_experts.shape[0] != max(n - 1, 0)
+    ):
+        raise SampleError(
+            f"routed_experts must have shape [{max(n - 1, 0)}, layers, top_k], got {s.routed_experts.shape}"
+        )
+
+
+def _check_turns(s: Sample) -> None:
+    at = s.prompt_length
+    n = len(s.token_ids)
+    if not 0 <= at <= n:
+        raise SampleError(f"prompt_length {at} lies outside 0..{n}")
+    covered = np.zeros(n, dtype=bool)
+    for i, turn in enumerate(s.turns):
+        if not at <= turn.start < turn.end <= n:
+            raise SampleError(f"turn {i} spans {turn.start}..{turn.end}: need {at} <= start < end <= {n}")
+        at = turn.end
+        covered[turn.start : turn.end] = True
+        if turn.logprob_kind == "none" and not bool(np.all(np.isnan(s.logprobs[turn.start : turn.end]))):
+            raise SampleError(f"turn {i} says logprobs: none, but carries log-probabilities")
+        if turn.reward is not None and not np.isfinite(turn.reward):
+            raise SampleError(f"turn {i}: reward must be finite or None, got {turn.reward}")
+    if s.turns and s.turns[0].start != s.prompt_length:
+        raise SampleError(
+            f"prompt_length is {s.prompt_length}, but the first sampled token is {s.turns[0].start}"
+        )
+    if bool(np.any(covered != (s.versions != NOT_SAMPLED))):
+        raise SampleError("a token is sampled (weight version other than -1) exactly where a turn covers it")
