@@ -1,0 +1,7 @@
+"""`python -m agent_flow`."""
+
+import sys
+
+from agent_flow.cli import main
+
+sys.exit(main())

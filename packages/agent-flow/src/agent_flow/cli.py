@@ -1,0 +1,149 @@
+"""The `agent-flow` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from agent_flow.clock import Clock
+from agent_flow.config import ConfigFile, load_config
+from agent_flow.errors import AgentFlowError, UsageError
+from agent_flow.outcome import OUTCOMES
+from agent_flow.progress import JsonLines, LiveTable, PlainLines, Progress, print_ending
+from agent_flow.run import RunResult, run
+
+EXIT_OK, EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    0: every rollout reached its end and the trainer has its samples. 1: not all did. 2: what was given cannot
+    work.
+    130: interrupted.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except KeyboardInterrupt:
+        sys.stderr.write("agent-flow: interrupted\n")
+        return EXIT_INTERRUPTED
+    except AgentFlowError as error:
+        if options.debug:
+            raise
+        sys.stderr.write(f"agent-flow: {error}\n")
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_INCOMPLETE
+    except ExceptionGroup as group:
+        usage = _first_usage_error(group)
+        if usage is None or options.debug:
+            raise
+        sys.stderr.write(f"agent-flow: {usage}\n")
+        return EXIT_USAGE
+
+
+def _first_usage_error(group: ExceptionGroup[Exception]) -> UsageError | None:
+    for error in group.exceptions:
+        found = _first_usage_error(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(found, UsageError):
+            return found
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agent-flow", description="From tasks to token-exact training samples in any trainer."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run_parser = commands.add_parser("run", help="run every task of a configuration file")
+    run_parser.add_argument("config", type=Path, help="a run.toml")
+    run_parser.add_argument(
+        "--trainer",
+        metavar="ADDRESS",
+        help="send samples to this running receiver, such as tcp://127.0.0.1:5555",
+    )
+    run_parser.add_argument("--json", action="store_true", help="print one JSON object per event")
+    run_parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    run_parser.set_defaults(command=_run)
+    table = commands.add_parser("outcomes", help="print what each exit status means for reward and training")
+    table.set_defaults(command=_outcomes, debug=False)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    file = load_config(options.config)
+    if options.trainer:
+        file = _with_trainer(file, options.trainer)
+    console = Console(highlight=False)
+    progress = _progress(console, as_json=options.json)
+    try:
+        result = anyio.run(_run_async, file, progress)
+    finally:
+        progress.close()
+    if options.json:
+        JsonLines().line(result.summary)
+        if result.problem:
+            sys.stderr.write(f"agent-flow: {result.problem}\n")
+    else:
+        print_ending(
+            console,
+            result.rows,
+            result.summary,
+            law=result.ledger.line(),
+            folder=_short(result.folder),
+            problem=result.problem,
+        )
+        _print_next_steps(console, result)
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_OK if result.complete else EXIT_INCOMPLETE
+
+
+async def _run_async(file: ConfigFile, progress: Progress) -> RunResult:
+    return await run(file, clock=Clock(), listener=progress.event)
+
+
+def _with_trainer(file: ConfigFile, address: str) -> ConfigFile:
+    trainer = msgspec.structs.replace(file.run.trainer, address=address)
+    return msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, trainer=trainer))
+
+
+def _progress(console: Console, *, as_json: bool) -> Progress:
+    if as_json:
+        return JsonLines()
+    return LiveTable(console) if console.is_terminal else PlainLines(console)
+
+
+def _print_next_steps(console: Console, result: RunResult) -> None:
+    delivered = [row for row in result.rows if not row.dropped]
+    steps = ["what to try next:"]
+    if delivered:
+        page = result.folder / "rollouts" / delivered[0].rollout_id / "view.html"
+        steps.append(f"  open {_short(page)}    a rollout, token by token")
+    steps.append(f"  trainer-bridge audit {_short(result.folder / 'samples')}    the samples that were sent")
+    steps.append("  agent-flow outcomes    what each exit status means")
+    console.print("\n".join(steps), markup=False, highlight=False, soft_wrap=True)
+
+
+def _short(path: Path) -> str:
+    """Relative to where the command was started, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _outcomes(_: argparse.Namespace) -> int:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("exit status", "grade", "reward", "in loss", "in baseline", "status", "why"):
+        table.add_column(name)
+    for row in OUTCOMES:
+        reward = "the grader's" if row.evaluate else ("none" if row.reward is None else f"{row.reward:g}")
+        flags = [("yes" if flag else "no") for flag in (row.evaluate, row.in_loss, row.in_baseline)]
+        table.add_row(row.exit_status, flags[0], reward, flags[1], flags[2], row.status, row.why)
+    Console().print(table)
+    return EXIT_OK

@@ -1,0 +1,1 @@
+"""Environments: where an agent acts, and the git repository it acts on."""

@@ -1,0 +1,117 @@
+"""Everything this package raises, one flat tree named by the boundary that was crossed.
+
+Every failure of a rollout carries a `cause` (a short stable word that counters use), a `fault` (who is to
+blame), `retryable` and `evidence` (text for a person). Environments, engines and delivery translate their
+library's errors into these; flow, outcome and worker see nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Fault = Literal["infra", "image", "task", "agent"]
+
+
+class AgentFlowError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UsageError(AgentFlowError, ValueError):
+    """What the user gave cannot work: what is wrong, where, and what to do. The CLI exits with code 2."""
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what, where, fix)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        fix = f"\n  try: {self.fix}" if self.fix else ""
+        return f"{where}{self.what}{fix}"
+
+
+class ConfigError(UsageError):
+    """The run's configuration file: a missing file, an unknown key, a wrong type, a value out of range."""
+
+
+class ProviderError(UsageError):
+    """A provider's name is unknown, or what it needs is not installed."""
+
+
+class TaskRowError(UsageError):
+    """A row of the task file is malformed or contradicts its repository."""
+
+
+class RecordingError(UsageError):
+    """A recording for the `replay` engine is missing or malformed."""
+
+
+class RolloutError(AgentFlowError):
+    """One rollout could not go on. Subclasses name the boundary; nothing of this is ever a reward of 0."""
+
+    boundary: str = "flow"
+
+    def __init__(
+        self, cause: str, message: str, *, fault: Fault = "infra", retryable: bool = False, evidence: str = ""
+    ) -> None:
+        super().__init__(cause, message, fault, retryable, evidence)
+        self.cause = cause
+        self.message = message
+        self.fault = fault
+        self.retryable = retryable
+        self.evidence = evidence
+
+    def __str__(self) -> str:
+        return f"{self.boundary}/{self.cause}: {self.message}"
+
+    @property
+    def reason(self) -> str:
+        """What counters group by, such as `environment/start`."""
+        return f"{self.boundary}/{self.cause}"
+
+
+class EngineError(RolloutError):
+    """The inference engine refused, failed, or answered something that cannot be true."""
+
+    boundary = "engine"
+
+
+class EnvError(RolloutError):
+    """The sandbox could not be started, was lost, or gave no answer."""
+
+    boundary = "environment"
+
+
+class AgentError(RolloutError):
+    """The agent scaffold raised something that is not one of its own exit statuses."""
+
+    boundary = "agent"
+
+
+class GraderError(RolloutError):
+    """The grader could not come to a verdict."""
+
+    boundary = "grader"
+
+
+class PatchApplyError(GraderError):
+    """The agent's patch does not apply to its base: neither a right nor a wrong solution."""
+
+
+class TokenError(RolloutError):
+    """The conversation's tokens could not be kept exact."""
+
+    boundary = "tokens"
+
+
+class DeliveryError(AgentFlowError):
+    """Samples cannot reach the trainer: what is unacknowledged, and where it lies."""
+
+
+class GenerationAborted(BaseException):
+    """Generation was cut from outside, inside a scaffold's call.
+
+    A `BaseException`, so that no `except Exception` of a scaffold turns an abort into an exit status. It
+    exists only between the model adapter and the agent adapter, which turns it into a returned value.
+    """

@@ -1,0 +1,1 @@
+"""Runtimes: where tasks come from, and how a patch is judged."""

@@ -1,0 +1,171 @@
+"""`command`: repositories from plain folders, judged by a test command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from token_tracking.sample import Scalar
+
+from agent_flow.environments.repository import build_repository
+from agent_flow.errors import GraderError, PatchApplyError, TaskRowError
+from agent_flow.graders.unittest_log import TestState, read_report
+from agent_flow.protocols import Environment, ProviderContext, Verdict
+from agent_flow.task import Task, load_tasks
+
+GRADER_VERSION = "command/1"
+
+_RESET_TESTS = r"""
+set -eu
+# The files that the test patch brings must be its own: what the agent wrote there is set back first.
+git apply --numstat -z "$1" | while IFS= read -r -d '' row; do
+  path="${row#*$'\t'}"; path="${path#*$'\t'}"
+  if git cat-file -e "$2:$path" 2>/dev/null
+  then git checkout --quiet "$2" -- "$path"
+  else rm -rf -- "$path"
+  fi
+done
+git apply --whitespace=nowarn "$1"
+"""
+
+
+class CommandRuntime:
+    """Tasks of a JSON Lines file over folders of plain files, judged by a test command's report."""
+
+    class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        """`[runtime]` with `provider = "command"`."""
+
+        repos: str
+        """Folder that holds one folder of plain files per repository."""
+        test_command: str
+        """Run by bash in the repository; `{tests}` becomes the test ids."""
+        log_parser: Literal["unittest"] = "unittest"
+        timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+        """Limit of one test run."""
+
+    def __init__(self, config: Config, context: ProviderContext) -> None:
+        self._config = config
+        self._tasks_path = context.file.resolve(context.file.run.tasks.path)
+        self._repos = context.file.resolve(config.repos)
+        self._built = context.scratch / "repositories"
+        if "{tests}" not in config.test_command:
+            raise TaskRowError(
+                "runtime.test_command has no {tests}",
+                where=str(context.file.path),
+                fix="python3 -m unittest -v {tests}",
+            )
+
+    def describe(self) -> Mapping[str, Scalar]:
+        """What goes into a sample's provenance."""
+        return {"grader": GRADER_VERSION, "grader_command": self._config.test_command}
+
+    def load(self) -> tuple[Task, ...]:
+        """Read the rows and build each repository once.
+
+        Raises:
+            TaskRowError: a row is malformed, its folder is missing, or its files do not give its base_commit.
+        """
+        tasks = load_tasks(self._tasks_path)
+        commits: dict[str, str] = {}
+        for task in tasks:
+            if task.repo not in commits:
+                commits[task.repo] = self._build(task)
+            commit = commits[task.repo]
+            if not commit.startswith(task.base_commit):
+                raise TaskRowError(
+                    f"base_commit is {task.base_commit}, but the files of {task.repo!r} give {commit}",
+                    where=f"{self._tasks_path} ({task.instance_id})",
+                    fix="put the files back, or write the new commit into the row",
+                )
+        return tasks
+
+    def repository(self, task: Task) -> Path:
+        """The repository that was built for the task; HEAD is its base commit."""
+        return self._built / task.repo
+
+    def _build(self, task: Task) -> str:
+        source = (self._repos / task.repo).resolve()
+        if not source.is_dir() or self._repos not in source.parents:
+            raise TaskRowError(
+                f"no folder {task.repo!r} below {self._repos}",
+                where=f"{self._tasks_path} ({task.instance_id})",
+                fix="set `repo` to the name of a folder of runtime.repos",
+            )
+        self._built.mkdir(parents=True, exist_ok=True)
+        return build_repository(source, self.repository(task), task.repo)
+
+    async def grade(self, task: Task, patch: bytes, environment: Environment) -> Verdict:
+        """Base commit + patch + test patch, then the test command.
+
+        The reward is 1.0 when every FAIL_TO_PASS and PASS_TO_PASS test passed, else 0.0.
+
+        Raises:
+            PatchApplyError: the agent's patch does not apply.
+            GraderError: the test patch does not apply, or the report cannot be read.
+            EnvError: the sandbox was lost.
+        """
+        await self._apply(environment, patch, task)
+        expected = (*task.FAIL_TO_PASS, *task.PASS_TO_PASS)
+        command = self._config.test_command.replace("{tests}", shlex.join(expected))
+        done = await environment.execute(
+            ["bash", "-c", command], timeout_s=self._config.timeout_s, cwd=environment.workdir
+        )
+        report = done.stderr.decode("utf-8", "replace")
+        output = done.stdout.decode("utf-8", "replace")
+        log = f"$ {command}\n{report}" + (f"\n--- stdout ---\n{output}" if output else "")
+        if done.timed_out:
+            raise GraderError(
+                "timeout",
+                f"the tests ran longer than {self._config.timeout_s:g} s",
+                fault="agent",
+                evidence=log,
+            )
+        states = read_report(report, expected)
+        unseen = [test for test, state in (states or {}).items() if state == "missing"]
+        if states is None or unseen:
+            raise GraderError(
+                "unreadable",
+                f"no verdict for {', '.join(unseen) or 'any test'} (exit code {done.exit_code})",
+                fault="agent",
+                evidence=log,
+            )
+        return Verdict(reward=_reward(states), log=log, tests=states)
+
+    async def _apply(self, environment: Environment, patch: bytes, task: Task) -> None:
+        made = await environment.execute(["mktemp", "-d"], timeout_s=60)
+        folder = made.stdout.decode().strip()
+        if patch:
+            await environment.write(f"{folder}/agent.diff", patch)
+            done = await environment.execute(
+                ["git", "apply", "--binary", "--whitespace=nowarn", f"{folder}/agent.diff"],
+                timeout_s=60,
+                cwd=environment.workdir,
+            )
+            if done.exit_code != 0:
+                raise PatchApplyError(
+                    "patch_apply",
+                    f"{task.instance_id}: the agent's patch does not apply to {task.base_commit}",
+                    fault="agent",
+                    evidence=done.stderr.decode("utf-8", "replace"),
+                )
+        if task.test_patch:
+            await environment.write(f"{folder}/test.diff", task.test_patch.encode())
+            done = await environment.execute(
+                ["bash", "-c", _RESET_TESTS, "tests", f"{folder}/test.diff", task.base_commit],
+                timeout_s=60,
+                cwd=environment.workdir,
+            )
+            if done.exit_code != 0:
+                raise GraderError(
+                    "test_patch",
+                    f"{task.instance_id}: the test patch does not apply",
+                    fault="task",
+                    evidence=done.stderr.decode("utf-8", "replace"),
+                )
+
+
+def _reward(states: Mapping[str, TestState]) -> float:
+    return 1.0 if all(state == "passed" for state in states.values()) else 0.0

@@ -1,0 +1,159 @@
+"""What a run shows: a live table in a terminal, plain lines elsewhere, JSON lines for scripts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from agent_flow.events import Event, RolloutRow, Summary
+
+
+class Progress(Protocol):
+    """Takes events as they happen."""
+
+    def event(self, event: Event) -> None:
+        """Show one event."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class JsonLines:
+    """One JSON object per line on stdout, flushed at once."""
+
+    def event(self, event: Event) -> None:
+        """Print the event's set fields."""
+        self.line(event)
+
+    def line(self, value: object) -> None:
+        """Print one value."""
+        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class PlainLines:
+    """One line per start and end of a rollout; for log files and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def event(self, event: Event) -> None:
+        """Print the events that a reader of a log wants."""
+        row = event.row
+        if event.event == "rollout_started":
+            self._print(f"started    {event.task}")
+        elif event.event == "rollout_delivered" and row is not None:
+            self._print(
+                f"delivered  {row.task}: {row.exit_status}, reward {reward_text(row)}, {row.turns} turns, "
+                f"{row.prompt_tokens} prompt + {row.sampled_tokens} sampled tokens, {row.seconds:.1f} s"
+            )
+        elif event.event == "rollout_dropped" and row is not None:
+            self._print(f"dropped    {row.task}: {row.dropped}: {row.note}")
+        elif event.text and event.event != "turn":
+            self._print(event.text)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class LiveTable:
+    """The table of rollouts, redrawn in place while they run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rows: dict[str, RolloutRow | str] = {}
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+        self._live.start()
+
+    def event(self, event: Event) -> None:
+        """Take the event into the table, or print it above."""
+        if event.event == "rollout_started":
+            self._rows[event.rollout_id] = event.task
+        elif event.row is not None:
+            self._rows[event.rollout_id] = event.row
+        elif event.text:
+            self._console.print(event.text, markup=False, highlight=False)
+        live = [row for row in self._rows.values() if isinstance(row, RolloutRow)]
+        table = rollout_table(live, live=True)
+        for row in self._rows.values():
+            if isinstance(row, str):
+                table.add_row(row, Text("starting", style="dim"), *[""] * 5)
+        self._live.update(table)
+
+    def close(self) -> None:
+        """Leave the screen to the final table."""
+        self._live.stop()
+
+
+def reward_text(row: RolloutRow) -> str:
+    """A reward for people; `-` where there is none."""
+    return "-" if row.reward is None else f"{row.reward:g}"
+
+
+def rollout_table(rows: Sequence[RolloutRow], *, live: bool = False) -> Table:
+    """The table that a run ends with."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    table.add_column("exit status")
+    for name in ("reward", "turns", "prompt tokens", "sampled tokens", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.task,
+            _exit_text(row, live=live),
+            _reward_cell(row),
+            str(row.turns),
+            f"{row.prompt_tokens:,}",
+            f"{row.sampled_tokens:,}",
+            f"{row.seconds:.1f}",
+        )
+    return table
+
+
+def _exit_text(row: RolloutRow, *, live: bool) -> Text:
+    if row.dropped:
+        return Text(f"dropped: {row.dropped}", style="red")
+    if not row.exit_status:
+        return Text("running" if live else "-", style="cyan")
+    return Text(row.exit_status)
+
+
+def _reward_cell(row: RolloutRow) -> Text:
+    if row.reward is None:
+        return Text("-", style="dim")
+    return Text(reward_text(row), style="green" if row.reward > 0 else "yellow")
+
+
+def print_ending(
+    console: Console, rows: Sequence[RolloutRow], summary: Summary, *, law: str, folder: str, problem: str
+) -> None:
+    """The final table, the counts, and what to do next."""
+    console.print()
+    console.print(rollout_table(rows))
+    console.print()
+    lines = [
+        f"{law}  (rollouts)",
+        f"trainer received {summary.received_by_trainer} of {summary.delivered} rollouts "
+        f"as {summary.samples} samples, in {summary.seconds:.1f} s",
+        f"run folder: {folder}",
+    ]
+    notes = [f"note: {row.task}: {row.note}" for row in rows if row.note]
+    for line in [*notes, *lines]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if problem:
+        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)

