@@ -46,6 +46,12 @@ def agent_flow(*arguments, cwd, timeout=120, env=None) -> Finished:
 
 
 @pytest.fixture(scope="session")
+def cli():
+    """Calls `agent-flow` in a process of its own."""
+    return agent_flow
+
+
+@pytest.fixture(scope="session")
 def example() -> Path:
     return EXAMPLE
 

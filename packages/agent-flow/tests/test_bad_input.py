@@ -5,7 +5,7 @@ import shutil
 import socket
 
 import pytest
-from conftest import agent_flow
+from agent_flow.cli import main
 
 
 @pytest.fixture
@@ -22,32 +22,40 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new))
 
 
-def refused(project, *arguments, cwd=None):
-    done = agent_flow("run", project / "run.toml", *arguments, cwd=cwd or project)
-    assert done.code == 2, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("agent-flow: ")
-    return done.stderr
+@pytest.fixture
+def refused(project, capfd, monkeypatch):
+    """Calls `agent-flow run` in this process, which is quicker than a new one, and returns what it said."""
+
+    def call(*arguments):
+        monkeypatch.chdir(project)
+        code = main(["run", "run.toml", *arguments])
+        said = capfd.readouterr()
+        assert code == 2, said.err + said.out
+        assert "Traceback" not in said.err
+        assert said.err.startswith("agent-flow: ")
+        return said.err
+
+    return call
 
 
-def test_a_missing_file(tmp_path):
-    done = agent_flow("run", tmp_path / "nowhere.toml", cwd=tmp_path)
+def test_a_missing_file(cli, tmp_path):
+    done = cli("run", tmp_path / "nowhere.toml", cwd=tmp_path)
     assert done.code == 2
     assert "nowhere.toml: no such file" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_bad_configuration(project):
+def test_a_bad_configuration(project, refused):
     edit(project / "run.toml", "step_limit = 8", "step_limt = 8")
-    said = refused(project)
+    said = refused()
     assert "unknown key 'agent.step_limt'" in said
     assert "run.toml:" in said
     assert "did you mean 'step_limit'?" in said
 
 
-def test_a_value_of_the_wrong_type_in_a_providers_section(project):
+def test_a_value_of_the_wrong_type_in_a_providers_section(project, refused):
     edit(project / "run.toml", "step_limit = 8", 'step_limit = "many"')
-    said = refused(project)
+    said = refused()
     assert "agent.step_limit: expected `int`, got `str`" in said
 
 
@@ -71,62 +79,62 @@ def test_a_value_of_the_wrong_type_in_a_providers_section(project):
         ("{tests}", "", "runtime.test_command has no {tests}"),
     ],
 )
-def test_what_the_configuration_names_is_not_there(project, old, new, said):
+def test_what_the_configuration_names_is_not_there(project, refused, old, new, said):
     edit(project / "run.toml", old, new)
-    assert said in refused(project)
+    assert said in refused()
 
 
-def test_a_malformed_task_row(project):
+def test_a_malformed_task_row(project, refused):
     path = project / "tasks.jsonl"
     path.write_text(path.read_text() + '{"instance_id": "broken-1"}\n')
-    said = refused(project)
+    said = refused()
     assert f"tasks.jsonl:{len(path.read_text().splitlines())} (broken-1)" in said
 
 
-def test_files_that_do_not_give_the_rows_base_commit(project):
+def test_files_that_do_not_give_the_rows_base_commit(project, refused):
     row = json.loads((project / "tasks.jsonl").read_text().splitlines()[0])
     (project / "repos" / row["repo"] / "changed.py").write_text("x = 1\n")
-    said = refused(project)
+    said = refused()
     assert f"base_commit is {row['base_commit']}" in said
 
 
-def test_a_template_that_is_not_jinja(project):
+def test_a_template_that_is_not_jinja(project, refused):
     (project / "qwen3.jinja").write_text("{% for %}")
-    assert "the chat template cannot be used" in refused(project)
+    assert "the chat template cannot be used" in refused()
 
 
-def test_a_port_in_use(project):
+def test_a_port_in_use(project, refused):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = (project / "run.toml").read_text()
         (project / "run.toml").write_text(f'{text}\n[trainer]\nbind = "tcp://127.0.0.1:{port}"\n')
-        said = refused(project)
+        said = refused()
     assert str(port) in said
     assert "in use" in said
 
 
-def test_no_trainer_at_the_address(project):
+def test_no_trainer_at_the_address(project, refused):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     text = (project / "run.toml").read_text()
     (project / "run.toml").write_text(f"{text}\n[trainer]\nconnect_timeout_s = 1.0\n")
-    said = refused(project, "--trainer", f"tcp://127.0.0.1:{port}")
+    said = refused("--trainer", f"tcp://127.0.0.1:{port}")
     assert f"tcp://127.0.0.1:{port}" in said
     assert "trainer-bridge receive" in said
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1", "http://127.0.0.1:80"])
-def test_a_trainer_address_that_is_none(project, address):
-    assert address in refused(project, "--trainer", address)
+def test_a_trainer_address_that_is_none(refused, address):
+    assert address in refused("--trainer", address)
 
 
-def test_a_run_folder_that_cannot_be_made(project):
+def test_a_run_folder_that_cannot_be_made(project, refused):
     (project / "runs").write_text("a file is in the way")
-    assert "cannot make the run folder" in refused(project)
+    assert "cannot make the run folder" in refused()
 
 
-def test_debug_shows_the_traceback(project):
+def test_debug_shows_the_traceback(cli, project):
     edit(project / "run.toml", 'path = "tasks.jsonl"', 'path = "gone.jsonl"')
-    done = agent_flow("run", project / "run.toml", "--debug", cwd=project)
+    done = cli("run", project / "run.toml", "--debug", cwd=project)
     assert done.code != 0
     assert "Traceback" in done.stderr

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from agent_flow.journal import read_ledger
-from conftest import EXAMPLE, agent_flow
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def test_an_interrupt_leaves_nothing_and_the_journal_says_what_was_cut(tmp_path,
     assert processes_naming(str(folder)) == []
 
 
-def test_a_trainer_that_already_runs_gets_the_samples(tmp_path):
+def test_a_trainer_that_already_runs_gets_the_samples(cli, tmp_path):
     with running(
         "trainer_bridge",
         "receive",
@@ -102,7 +103,7 @@ def test_a_trainer_that_already_runs_gets_the_samples(tmp_path):
         cwd=tmp_path,
     ) as trainer:
         address = wait_for(trainer, "listening")[0]["address"]
-        run = agent_flow("run", EXAMPLE / "run.toml", "--trainer", address, "--json", cwd=tmp_path)
+        run = cli("run", EXAMPLE / "run.toml", "--trainer", address, "--json", cwd=tmp_path)
         assert run.code == 0, run.stderr
         trainer.send_signal(signal.SIGTERM)
         got = [json.loads(line) for line in trainer.stdout]

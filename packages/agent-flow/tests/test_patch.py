@@ -27,11 +27,8 @@ async def sandboxes(example, scratch):
         scratch=scratch,
     )
     environments = load_environments(context)
-    await environments.start()
-    try:
+    async with environments.session():
         yield context, environments
-    finally:
-        await environments.close()
 
 
 @pytest.fixture

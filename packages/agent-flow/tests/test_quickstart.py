@@ -2,14 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from agent_flow.journal import read_ledger
-from conftest import EXAMPLE, agent_flow
 from token_tracking import ChatTemplate, Conversation, load_tokenizer
 from trainer_bridge.spool import read_samples
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
 EXPECTED = json.loads((EXAMPLE / "expected.json").read_text())
 TASKS = [json.loads(line) for line in (EXAMPLE / "tasks.jsonl").read_text().splitlines()]
 
@@ -156,8 +157,8 @@ def test_committed_and_binary_work_is_in_the_patches(quickstart):
     assert b"GIT binary patch" in (folders["verspec-52"] / "patch.diff").read_bytes()
 
 
-def test_plain_lines_and_a_table_without_a_terminal(tmp_path):
-    done = agent_flow("run", EXAMPLE / "run.toml", cwd=tmp_path)
+def test_plain_lines_and_a_table_without_a_terminal(cli, tmp_path):
+    done = cli("run", EXAMPLE / "run.toml", cwd=tmp_path)
     assert done.code == 0, done.stderr
     for column in ("task", "exit status", "reward", "turns", "prompt tokens", "sampled tokens", "seconds"):
         assert column in done.stdout
@@ -167,9 +168,9 @@ def test_plain_lines_and_a_table_without_a_terminal(tmp_path):
     assert "\x1b[" not in done.stdout
 
 
-def test_no_secret_of_the_caller_reaches_the_run_folder(tmp_path):
+def test_no_secret_of_the_caller_reaches_the_run_folder(cli, tmp_path):
     secret = "sk-live-0123456789abcdef"
-    done = agent_flow(
+    done = cli(
         "run",
         EXAMPLE / "run.toml",
         "--json",

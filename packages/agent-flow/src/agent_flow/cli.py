@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -14,10 +17,12 @@ from rich.table import Table
 
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile, load_config
-from agent_flow.errors import AgentFlowError, UsageError
+from agent_flow.errors import AgentFlowError, ProviderError, UsageError
 from agent_flow.outcome import OUTCOMES
-from agent_flow.progress import JsonLines, LiveTable, PlainLines, Progress, print_ending
-from agent_flow.run import RunResult, run
+from agent_flow.progress import JsonLines, LiveTable, PlainLines, Progress, WarningLog, print_ending
+
+if TYPE_CHECKING:
+    from agent_flow.run import RunResult
 
 EXIT_OK, EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -49,10 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _first_usage_error(group: ExceptionGroup[Exception]) -> UsageError | None:
-    for error in group.exceptions:
-        found = _first_usage_error(error) if isinstance(error, ExceptionGroup) else error
-        if isinstance(found, UsageError):
-            return found
+    matching = group.subgroup(UsageError)
+    while matching is not None:
+        first = matching.exceptions[0]
+        if isinstance(first, UsageError):
+            return first
+        matching = first
     return None
 
 
@@ -77,14 +84,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    _require_bridge()
     file = load_config(options.config)
     if options.trainer:
         file = _with_trainer(file, options.trainer)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     progress = _progress(console, as_json=options.json)
+    warnings = WarningLog(progress)
+    logging.getLogger().addHandler(warnings)
     try:
         result = anyio.run(_run_async, file, progress)
     finally:
+        logging.getLogger().removeHandler(warnings)
         progress.close()
     if options.json:
         JsonLines().line(result.summary)
@@ -105,7 +116,17 @@ def _run(options: argparse.Namespace) -> int:
     return EXIT_OK if result.complete else EXIT_INCOMPLETE
 
 
+def _require_bridge() -> None:
+    if importlib.util.find_spec("trainer_bridge") is None:
+        raise ProviderError(
+            "a run delivers its samples through the package trainer-bridge, which is not installed",
+            fix="pip install 'agent-flow[bridge]'",
+        )
+
+
 async def _run_async(file: ConfigFile, progress: Progress) -> RunResult:
+    from agent_flow.run import run  # loads trainer_bridge and tokenizers, which other commands do without
+
     return await run(file, clock=Clock(), listener=progress.event)
 
 

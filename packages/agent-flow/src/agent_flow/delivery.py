@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import anyio.abc
 import anyio.to_thread
 from anyio.streams.buffered import BufferedByteReceiveStream
 from token_tracking.sample import Sample
-from trainer_bridge import BridgeError, SampleSender
+from trainer_bridge import BridgeError, SampleSender, SenderConfig, SenderEvent
 
 from agent_flow.config import TrainerConfig
 from agent_flow.errors import ConfigError, DeliveryError
@@ -124,6 +125,8 @@ class Delivery:
         self._spool = spool
         self._own = None if config.address else OwnTrainer(config.bind, folder, on_lost)
         self._sender: SampleSender | None = None
+        self._answered = threading.Event()
+        self._refusal = ""
         self.address = config.address
         self.problem = ""
         """Why not everything was acknowledged. Empty: all was."""
@@ -139,18 +142,34 @@ class Delivery:
         if self._own is not None:
             self.address = await self._own.start()
             tasks.start_soon(self._own.watch)
-        make = partial(
-            SampleSender, self.address, spool=self._spool, connect_timeout_s=self._config.connect_timeout_s
-        )
         try:
-            self._sender = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-            await anyio.to_thread.run_sync(self._sender.wait_connected, abandon_on_cancel=True)
+            self._sender = SampleSender(
+                self.address,
+                spool=self._spool,
+                config=SenderConfig(keep_segments=True),
+                on_event=self._on_event,
+            )
         except BridgeError as error:
-            raise ConfigError(
-                str(error),
-                where=f"trainer {self.address}",
-                fix="start it: trainer-bridge receive --bind ADDRESS",
-            ) from error
+            raise self._no_trainer(str(error)) from error
+        wait = partial(self._answered.wait, self._config.connect_timeout_s)
+        if not await anyio.to_thread.run_sync(wait, abandon_on_cancel=True):
+            raise self._no_trainer(f"nobody answered in {self._config.connect_timeout_s:g} s")
+        if self._refusal:
+            raise self._no_trainer(self._refusal)
+
+    def _on_event(self, event: SenderEvent) -> None:
+        """Called in the sender's thread."""
+        if event.kind == "refused":
+            self._refusal = event.text
+        if event.kind in ("connected", "refused"):
+            self._answered.set()
+
+    def _no_trainer(self, why: str) -> ConfigError:
+        return ConfigError(
+            why,
+            where=f"trainer {self.address}",
+            fix=f"start it: trainer-bridge receive --bind {self.address}",
+        )
 
     async def send(self, samples: Sequence[Sample]) -> None:
         """Hand over all samples of one rollout; returns when they are as durable as the sender promises.
@@ -174,9 +193,9 @@ class Delivery:
             stats = await anyio.to_thread.run_sync(partial(self._sender.close, drain_s=drain_s))
             self._sender = None
             self.received = stats.acknowledged
-            if stats.acknowledged < stats.sent:
+            if stats.pending:
                 self.problem = (
-                    f"{stats.sent - stats.acknowledged} of {stats.sent} rollouts were not acknowledged by "
+                    f"{stats.pending} of {stats.sent} rollouts were not acknowledged by "
                     f"{self.address}; they lie in {self._spool}\n  deliver them later: "
                     f"trainer-bridge replay {self._spool} --to tcp://HOST:PORT"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -98,6 +99,22 @@ class LiveTable:
     def close(self) -> None:
         """Leave the screen to the final table."""
         self._live.stop()
+
+
+class WarningLog(logging.Handler):
+    """Shows what libraries warn of, each text once; a warning in the middle of a live table would tear it."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Turn a record into a warning event."""
+        text = record.getMessage()
+        if text not in self._seen:
+            self._seen.add(text)
+            self._progress.event(Event(event="warning", text=f"warning: {text}"))
 
 
 def reward_text(row: RolloutRow) -> str:

@@ -119,12 +119,8 @@ class EnvironmentProvider(Protocol):
         """
         ...
 
-    async def start(self) -> None:
-        """Called once before the first `open`."""
-        ...
-
-    async def close(self) -> None:
-        """Called once at the end; stops whatever still lives."""
+    def session(self) -> AbstractAsyncContextManager[None]:
+        """Entered once around all `open`s; its end stops whatever still lives."""
         ...
 
     def describe(self) -> Mapping[str, Scalar]:

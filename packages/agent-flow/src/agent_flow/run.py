@@ -57,7 +57,8 @@ async def run(file: ConfigFile, *, clock: Clock, listener: Listener) -> RunResul
         starts.
     """
     began = clock.monotonic_s()
-    with tempfile.TemporaryDirectory(prefix="agent-flow-") as scratch:
+    # A short name: the sandboxes' unix sockets lie below it, and their paths may have 104 bytes.
+    with tempfile.TemporaryDirectory(prefix="af-") as scratch:
         context = ProviderContext(file=file, clock=clock, tokenizer=_tokenizer(file), scratch=Path(scratch))
         runtime = load_runtime(context)
         environments = load_environments(context)
@@ -112,11 +113,10 @@ class _Session:
             try:
                 await self._delivery.start(outer)
                 self._listener(Event(event="trainer", text=f"trainer: {self._delivery.address}"))
-                await environments.start()
-                await self._work(flow, tasks)
+                async with environments.session():
+                    await self._work(flow, tasks)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await environments.close()
                     await self._delivery.close(self._drain_s())
                     self._journal.write("run_ended", interrupted=self._interrupted)
             outer.cancel_scope.cancel()

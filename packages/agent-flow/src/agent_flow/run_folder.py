@@ -56,7 +56,22 @@ class RunFolder:
         _write(folder / "messages.json", _document("messages", messages=list(rollout.messages)))
         _write(
             folder / "provenance.json",
-            _document("provenance", **provenance, facts=dict(facts), tokens=report.as_dict()),
+            _document(
+                "provenance",
+                rollout_id=rollout.rollout_id,
+                group_id=rollout.group_id,
+                task_id=rollout.task.instance_id,
+                member=rollout.member,
+                attempt=rollout.attempt,
+                exit_status=rollout.exit_status,
+                reward=rollout.reward,
+                in_loss=rollout.in_loss,
+                in_baseline=rollout.in_baseline,
+                status=rollout.status,
+                tests={} if rollout.verdict is None else dict(rollout.verdict.tests),
+                produced_by=dict(provenance),
+                tokens=report.as_dict(),
+            ),
         )
         (folder / "patch.diff").write_bytes(rollout.patch)
         (folder / "conversation.snapshot").write_bytes(rollout.conversation.to_bytes())

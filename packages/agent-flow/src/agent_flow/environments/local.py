@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -37,24 +36,30 @@ class LocalEnvironments:
         """A sandbox ends by itself when its worker was silent for so long."""
 
     def __init__(self, config: Config, context: ProviderContext) -> None:
-        self._config = config
+        # In the run's own scratch folder, so that nothing stays behind in the machine's temporary folder.
+        self._root = context.scratch / "s"
+        # The commands of a task call `python3`: the interpreter that runs here, without its site-packages.
+        prefix = Path(sys.base_prefix).resolve()
+        self._spec = SandboxSpec(
+            env={"PATH": f"{prefix / 'bin'}:/usr/local/bin:/usr/bin:/bin", **_GIT_IDENTITY},
+            read_only_paths=(prefix,),
+            network=config.network,
+            lease_s=config.lease_s,
+        )
         self._client: SandboxClient | None = None
         self._backend = ""
 
-    async def start(self) -> None:
-        """Open the client."""
-        client = SandboxClient.local(LocalConfig())
+    @asynccontextmanager
+    async def session(self) -> AsyncGenerator[None]:
+        """One client for all sandboxes; its end stops those that still live."""
         try:
-            await client.__aenter__()
+            async with SandboxClient.local(LocalConfig(root=self._root)) as client:
+                self._client = client
+                yield
         except SandboxError as error:
             raise _failure("client", error) from error
-        self._client = client
-
-    async def close(self) -> None:
-        """Stop every sandbox that still lives."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.__aexit__(None, None, None)
+        finally:
+            self._client = None
 
     def open(self, repository: Path) -> AbstractAsyncContextManager[Environment]:
         """A fresh sandbox with a working copy of the repository."""
@@ -63,29 +68,18 @@ class LocalEnvironments:
     @asynccontextmanager
     async def _open(self, repository: Path) -> AsyncGenerator[Environment]:
         if self._client is None:
-            raise EnvError("client", "the environment provider was not started")
+            raise EnvError("client", "open was called outside session")
         try:
-            sandbox = await self._client.start(self._spec())
+            sandbox = await self._client.start(self._spec)
         except SandboxError as error:
             raise _failure("start", error) from error
         self._backend = sandbox.backend_name
         try:
-            environment = LocalEnvironment(sandbox)
-            await environment.upload(repository, sandbox.workdir)
+            environment = LocalEnvironment(sandbox, f"{sandbox.workdir}/{repository.name}")
+            await environment.upload(repository, environment.workdir)
             yield environment
         finally:
             await sandbox.stop()
-
-    def _spec(self) -> SandboxSpec:
-        # The commands of a task call `python3`: the very interpreter that runs here, without its
-        # site-packages.
-        prefix = Path(sys.base_prefix).resolve()
-        return SandboxSpec(
-            env={"PATH": f"{prefix / 'bin'}{os.pathsep}/usr/local/bin:/usr/bin:/bin", **_GIT_IDENTITY},
-            read_only_paths=(str(prefix),),
-            network=self._config.network,
-            lease_s=self._config.lease_s,
-        )
 
     def describe(self) -> Mapping[str, Scalar]:
         """What goes into a sample's provenance."""
@@ -95,9 +89,9 @@ class LocalEnvironments:
 class LocalEnvironment:
     """A sandbox seen as the flow's environment; its errors become `EnvError`."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, workdir: str) -> None:
         self._sandbox = sandbox
-        self.workdir = sandbox.workdir
+        self.workdir = workdir
 
     async def execute(
         self, command: Sequence[str], *, timeout_s: float, cwd: str | None = None

@@ -54,7 +54,13 @@ def git(folder: Path, *arguments: str) -> str:
     }
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=True
+            ["git", *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            start_new_session=True,  # an interrupt is for the run to handle, not for git
         )
     except FileNotFoundError as error:
         raise TaskRowError("git was not found", fix="install git and put it on PATH") from error

@@ -1,0 +1,171 @@
+"""Infrastructure that fails: a retry, a counted drop or evidence, and never a reward of 0 (design promise 8)."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from agent_flow.cli import main
+from agent_flow.journal import read_ledger
+
+PROVIDERS = '''
+from contextlib import asynccontextmanager
+from agent_flow.environments.local import LocalEnvironments
+from agent_flow.errors import EnvError, GraderError
+from agent_flow.graders.command import CommandRuntime
+
+
+class Flaky(LocalEnvironments):
+    """The first sandbox of every run does not come up."""
+
+    failures = 1
+
+    @asynccontextmanager
+    async def open(self, repository):
+        if self.failures:
+            self.failures -= 1
+            raise EnvError("start", "no sandbox today", retryable=True)
+        async with super().open(repository) as environment:
+            yield environment
+
+
+class Never(Flaky):
+    failures = 10**6
+
+
+class Broken(Never):
+    @asynccontextmanager
+    async def open(self, repository):
+        raise KeyError("a fault of ours")
+        yield
+
+
+class Unreadable(CommandRuntime):
+    async def grade(self, task, patch, environment):
+        raise GraderError("unreadable", "no report", fault="agent")
+
+
+class Down(CommandRuntime):
+    async def grade(self, task, patch, environment):
+        raise GraderError("judge_down", "the judge does not answer")
+'''
+
+
+@pytest.fixture
+def run(example, tmp_path, monkeypatch, capfd):
+    """Runs two tasks of the quickstart with parts replaced; returns exit code, events and stderr."""
+    project = tmp_path / "quickstart"
+    shutil.copytree(example, project)
+    (project / "failing_providers.py").write_text(PROVIDERS)
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.chdir(project)
+    rows = [json.loads(line) for line in (project / "tasks.jsonl").read_text().splitlines()]
+    keep = [json.dumps(row) for row in rows if row["instance_id"] in ("weightcache-31", "ratekeeper-40")]
+    (project / "tasks.jsonl").write_text("\n".join(keep) + "\n")
+
+    def call(*edits):
+        text = (project / "run.toml").read_text()
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new)
+        (project / "run.toml").write_text(text)
+        code = main(["run", "run.toml", "--json"])
+        said = capfd.readouterr()
+        return code, [json.loads(line) for line in said.out.splitlines()], said.err
+
+    return call
+
+
+def environment(name):
+    return ('provider = "local"', f'provider = "failing_providers:{name}"')
+
+
+def runtime(name):
+    return ('provider = "command"', f'provider = "failing_providers:{name}"')
+
+
+def ledger_of(events):
+    return read_ledger(Path(events[0]["values"]["folder"]) / "journal")
+
+
+def test_a_sandbox_that_comes_up_at_the_second_try_costs_an_attempt_and_nothing_else(run):
+    code, events, _ = run(environment("Flaky"), ("max_rollouts = 2", "max_rollouts = 1"))
+    assert code == 0
+    assert events[-1]["rewards"] == {"weightcache-31": 1.0, "ratekeeper-40": 0.0}
+    (failed,) = [event for event in events if event.get("event") == "attempt_failed"]
+    assert "environment/start: no sandbox today" in failed["text"]
+
+
+def test_sandboxes_that_never_come_up_are_counted_drops_without_a_reward(run):
+    code, events, _ = run(environment("Never"))
+    assert code == 1
+    summary = events[-1]
+    assert summary["dropped"] == {"environment/start": 2}
+    assert summary["rewards"] == {"weightcache-31": None, "ratekeeper-40": None}
+    assert summary["delivered"] == summary["samples"] == 0
+    assert ledger_of(events).balanced
+
+
+def test_a_fault_of_ours_ends_one_rollout_with_evidence_and_not_the_run(run):
+    code, events, _ = run(environment("Broken"))
+    assert code == 1
+    assert events[-1]["dropped"] == {"flow/bug:KeyError": 2}
+    journal = (Path(events[0]["values"]["folder"]) / "journal" / "worker-0.jsonl").read_text()
+    assert "Traceback" in journal
+
+
+def test_a_verdict_that_cannot_be_read_is_evidence_out_of_loss_and_baseline(run):
+    code, events, _ = run(runtime("Unreadable"))
+    assert code == 0
+    assert events[-1]["rewards"] == {"weightcache-31": None, "ratekeeper-40": 0.0}
+    folder = Path(events[0]["values"]["folder"]) / "rollouts"
+    (evidence,) = [
+        record
+        for record in (json.loads(path.read_text()) for path in folder.glob("*/provenance.json"))
+        if record["task_id"] == "weightcache-31"
+    ]
+    assert (evidence["in_loss"], evidence["in_baseline"], evidence["status"]) == (False, False, "failed")
+    assert evidence["produced_by"]["ungraded"] == "grader/unreadable"
+
+
+def test_a_grader_that_is_down_is_a_counted_drop(run):
+    code, events, _ = run(runtime("Down"))
+    assert code == 1
+    assert events[-1]["dropped"] == {"grader/judge_down": 1}
+    assert events[-1]["rewards"]["weightcache-31"] is None
+
+
+def test_an_agent_that_asks_for_more_than_was_recorded_is_dropped(run):
+    code, events, _ = run(
+        ("step_limit = 8", "step_limit = 20"), ('"recordings"', '"short"'), ("[tasks]", "[tasks]")
+    )
+    assert code == 2, "the folder is not there yet"
+    shutil.copytree("recordings", "short")
+    path = Path("short/ratekeeper-40.json")
+    recording = json.loads(path.read_text())
+    recording["rollouts"][0]["turns"] = recording["rollouts"][0]["turns"][:3]
+    path.write_text(json.dumps(recording))
+    code, events, _ = run()
+    assert code == 1
+    assert events[-1]["dropped"] == {"engine/recording_exhausted": 1}
+    assert events[-1]["rewards"] == {"weightcache-31": 1.0, "ratekeeper-40": None}
+
+
+def test_rollouts_of_one_task_are_one_group(run):
+    code, events, _ = run(("rollouts_per_task = 1", "rollouts_per_task = 2"))
+    assert code == 0
+    records = [
+        json.loads(path.read_text())
+        for path in (Path(events[0]["values"]["folder"]) / "rollouts").glob("*/provenance.json")
+    ]
+    assert len({record["rollout_id"] for record in records}) == 4
+    groups = {(record["task_id"], record["group_id"]) for record in records}
+    assert len(groups) == 2
+    assert sorted(record["member"] for record in records) == [0, 0, 1, 1]
+    assert events[-1]["rewards"] == {"weightcache-31": 1.0, "ratekeeper-40": 0.0}
+
+
+def test_a_rollout_that_takes_too_long_is_a_counted_drop(run):
+    code, events, _ = run(("[worker]", "[worker]\nrollout_timeout_s = 0.05"))
+    assert code == 1
+    assert events[-1]["dropped"] == {"flow/timeout": 2}
