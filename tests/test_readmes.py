@@ -1,0 +1,47 @@
+"""The examples that readers copy: they run as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+READMES = sorted(ROOT.glob("packages/*/README.md"))
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_the_python_examples_of_a_readme_run(readme, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks, f"{readme} shows no example"
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"example_{number}.py"
+        script.write_text(block)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{readme}, example {number}:\n{done.stderr}"
+
+
+def test_the_root_readme_begins_with_the_two_commands_that_ci_runs():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / ".ci" / "readme_commands.py")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "pip install uv && uv run agent-flow run examples/quickstart/run.toml",
+        "uv run pytest",
+    ]
+
+
+def test_links_of_the_documents_lead_somewhere():
+    broken = []
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *READMES, *ROOT.glob("examples/*/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+            if "://" not in target and not (document.parent / target).exists():
+                broken.append(f"{document.relative_to(ROOT)}: {target}")
+    assert broken == []
