@@ -1,10 +1,10 @@
-"""`Sample`: the one record that reaches a trainer. Importing this module loads numpy and msgspec, nothing else."""
+"""`Sample`: the one record that reaches a trainer. It needs numpy and msgspec, nothing else."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -37,8 +37,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     """Why the engine stopped: a stop token, a length limit, or an abort."""
     logprob_kind: LogprobKind
-    """Which distribution the log-probabilities belong to. `none`: not recorded, they are NaN. `raw`: the model's
-    own softmax. `processed`: after temperature and truncation."""
+    """Which distribution the log-probabilities belong to. `none`: not recorded, they are NaN. `raw`: the
+    model's own softmax. `processed`: after temperature and truncation."""
     temperature: float | None = None
     """None: not known, or the turn was not sampled from a model."""
     top_p: float | None = None
@@ -51,8 +51,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One training sample: a part of a rollout as flat, equally long per-token arrays.
 
-    `token_ids`, `loss_mask`, `logprobs` and `versions` all have shape `[n]`. The arrays are made read-only when
-    the sample is built; a sample that contradicts itself cannot be built (`SampleError`).
+    `token_ids`, `loss_mask`, `logprobs` and `versions` all have shape `[n]`. The sample holds
+    read-only views of the arrays it is given, without a copy; a sample that contradicts itself cannot be
+    built (`SampleError`).
     """
 
     rollout_id: str
@@ -84,15 +85,18 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """False: the rollout's reward must not enter its group's mean and deviation."""
     status: Status
     source: Source
-    """`replayed`: the turns come from a recording. Good for supervised training, refused where a ratio is needed."""
+    """`replayed`: the turns come from a recording. Good for supervised training, refused where a ratio is
+    needed."""
     policy_run: str = ""
     """Names the training run that counts the weight versions. Empty: no policy (replayed)."""
     kept_ids: npt.NDArray[np.int32] | None = None
-    """Vocabulary ids that truncated sampling kept, for all sampled tokens one after the other. None: not truncated."""
+    """Vocabulary ids that truncated sampling kept, for all sampled tokens one after the other. None: not
+    truncated."""
     kept_offsets: npt.NDArray[np.int64] | None = None
     """Shape `[n + 1]`: token i kept `kept_ids[kept_offsets[i]:kept_offsets[i + 1]]`."""
     routed_experts: npt.NDArray[np.integer] | None = None
-    """Shape `[n - 1, layers, top_k]`: row i routed token i when it was read to predict token i + 1. None: not recorded."""
+    """Shape `[n - 1, layers, top_k]`: row i routed token i when it was read to predict token i + 1. None: not
+    recorded."""
     provenance: Mapping[str, Scalar] = {}
     """What produced the sample: engine, template program, tokenizer, grader, and their versions."""
     extra: Mapping[str, Scalar] = {}
@@ -102,6 +106,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         _check_identity(self)
         _check_arrays(self)
         _check_turns(self)
+        for name in _ARRAYS:
+            _hold_read_only(self, name)
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -127,8 +133,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         if self.source == "replayed":
             raise MissingLogprobsError(
-                f"rollout {self.rollout_id} was replayed from a recording: its tokens were not sampled by the policy "
-                "under training; use it for supervised training, or run against a real engine"
+                f"rollout {self.rollout_id} was replayed from a recording: its tokens were not sampled by "
+                "the policy under training; use it for supervised training, or run against a real engine"
             )
         missing = int(np.count_nonzero(np.isnan(self.logprobs[self.loss_mask == 1])))
         if missing:
@@ -136,6 +142,18 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 f"rollout {self.rollout_id}: {missing} of {self.trained_tokens} trained tokens have no "
                 "log-probability; ask the engine for logprobs, or use the sample for supervised training only"
             )
+
+
+_ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "kept_ids", "kept_offsets", "routed_experts")
+
+
+def _hold_read_only(sample: Sample, name: str) -> None:
+    # A view: the caller's own array stays writable for the caller, and the sample cannot be written through.
+    array: npt.NDArray[Any] | None = getattr(sample, name)
+    if array is not None:
+        view = array.view()
+        view.flags.writeable = False
+        msgspec.structs.force_setattr(sample, name, view)
 
 
 def _check_identity(s: Sample) -> None:
@@ -164,7 +182,6 @@ def _check_arrays(s: Sample) -> None:
             )
         if len(array) != n:
             raise SampleError(f"{name} has {len(array)} entries for {n} tokens")
-        array.flags.writeable = False
     if n and int(s.token_ids.min()) < 0:
         raise SampleError("token_ids must not be negative")
     if n and int(s.loss_mask.max()) > 1:

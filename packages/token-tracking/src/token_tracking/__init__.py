@@ -1,0 +1,79 @@
+"""Which tokens the model saw and which it sampled, over every turn of a rollout.
+
+Importing this package loads numpy and msgspec. Names that need `tokenizers` or `jinja2` (extra `[hf]`) load
+them on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from token_tracking.errors import (
+    AmbiguousHistoryError,
+    ControlTokenError,
+    ConversationError,
+    LedgerError,
+    MissingLogprobsError,
+    RecordError,
+    SampleError,
+    SnapshotError,
+    TemplateError,
+    TokenizerError,
+    TokenTrackingError,
+    UnsupportedContentError,
+)
+from token_tracking.ledger import TokenLedger, TokenSource
+from token_tracking.manager import TokenManager
+from token_tracking.parse import ParsedCompletion, ToolCall
+from token_tracking.record import GenerationRecord
+from token_tracking.sample import NOT_SAMPLED, UNKNOWN_VERSION, Sample, Turn
+from token_tracking.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from token_tracking.conversation import Conversation
+    from token_tracking.plan import Plan
+    from token_tracking.report import ConversationReport
+    from token_tracking.template import ChatTemplate
+
+_LAZY = {
+    "ChatTemplate": "token_tracking.template",
+    "Conversation": "token_tracking.conversation",
+    "ConversationReport": "token_tracking.report",
+    "Plan": "token_tracking.plan",
+}
+
+__all__ = [
+    "NOT_SAMPLED",
+    "UNKNOWN_VERSION",
+    "AmbiguousHistoryError",
+    "ChatTemplate",
+    "ControlTokenError",
+    "Conversation",
+    "ConversationError",
+    "ConversationReport",
+    "GenerationRecord",
+    "LedgerError",
+    "MissingLogprobsError",
+    "ParsedCompletion",
+    "Plan",
+    "RecordError",
+    "Sample",
+    "SampleError",
+    "SnapshotError",
+    "TemplateError",
+    "TokenLedger",
+    "TokenManager",
+    "TokenSource",
+    "TokenTrackingError",
+    "Tokenizer",
+    "TokenizerError",
+    "ToolCall",
+    "Turn",
+    "UnsupportedContentError",
+    "load_tokenizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,92 @@
+"""Control tokens that stand in message text: marked before a render, so that they stay text after it.
+
+A template copies message text into its output, where `<|im_end|>` written by a tool would become the control
+token (huggingface/transformers#29279). The text of a message is therefore *marked*: inside every control
+token's text, after its first character, stands U+FDD0 (a Unicode noncharacter), and a U+FDD0 of the text
+itself is followed by U+FDD1. Rendered text then holds real control tokens and marked ones; `encode` gives the
+first their id and encodes the second as the ordinary text they are, and `unmark` takes all marks away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from token_tracking.errors import ControlTokenError
+from token_tracking.messages import Message, map_message
+from token_tracking.tokenizer import Tokenizer
+
+ControlPolicy = Literal["escape", "keep", "error"]
+"""`escape`: control tokens in message text stay text. `keep`: they become control ids, as in an engine's own
+chat endpoint. `error`: `ControlTokenError`."""
+
+MARK = "\ufdd0"
+LITERAL = "\ufdd1"
+_MARKS = re.compile(f"{MARK}({LITERAL})?")
+
+
+class ControlTokens:
+    """Marks, unmarks and encodes text under one policy for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, policy: ControlPolicy = "escape"):
+        """Bind.
+
+        Raises:
+            ControlTokenError: the policy is `escape` and this tokenizer cannot encode text piece by piece.
+        """
+        if policy == "escape" and not tokenizer.splits_at_specials:
+            raise ControlTokenError(
+                f"tokenizer {tokenizer.name}: encoding the pieces between control tokens differs from "
+                "encoding the whole, so control tokens in message text cannot be escaped; "
+                "choose 'keep' or 'error'"
+            )
+        self.policy: ControlPolicy = policy
+        self.tokenizer = tokenizer
+        longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def mark(self, text: str) -> str:
+        """Message text, ready to be rendered.
+
+        Raises:
+            ControlTokenError: the policy is `error` and the text spells a control token.
+        """
+        if self.policy == "keep" or self._pattern is None:
+            return text
+        if MARK in text:
+            text = text.replace(MARK, MARK + LITERAL)
+        if (found := self._pattern.search(text)) is None:
+            return text
+        if self.policy == "error":
+            raise ControlTokenError(f"message text spells the control token {found[0]!r} at {found.start()}")
+        return self._pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], text)
+
+    def mark_message(self, message: Message) -> dict[str, Any]:
+        """`message` with every string in it marked."""
+        return map_message(message, self.mark)
+
+    def find(self, text: str, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Start and end of every unmarked control token in rendered text, from `start` on."""
+        return (match.span() for match in self._pattern.finditer(text, start)) if self._pattern else iter(())
+
+    def unmark(self, text: str) -> str:
+        """Rendered text as a reader should see it, marks taken away."""
+        if MARK not in text or self.policy == "keep":
+            return text
+        return _MARKS.sub(lambda match: MARK if match[1] else "", text)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of rendered text."""
+        if MARK not in text or self.policy == "keep" or self._pattern is None:
+            return self.tokenizer.encode(text)
+        ids: list[int] = []
+        at = 0
+        for match in self._pattern.finditer(text):
+            ids += self._encode_text(text[at : match.start()])
+            ids.append(self.tokenizer.special_tokens[match[0]])
+            at = match.end()
+        return ids + self._encode_text(text[at:])
+
+    def _encode_text(self, text: str) -> list[int]:
+        return self.tokenizer.encode_plain(self.unmark(text))

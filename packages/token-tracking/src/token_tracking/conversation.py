@@ -1,0 +1,329 @@
+"""`Conversation`: messages, template and ledger of one rollout, kept in step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from token_tracking import export, report
+from token_tracking.branch import Branch, Message, sampled_count
+from token_tracking.control import ControlPolicy, ControlTokens
+from token_tracking.errors import AmbiguousHistoryError, ConversationError
+from token_tracking.plan import Decision, Plan, decide
+from token_tracking.record import GenerationRecord
+from token_tracking.sample import Sample, Scalar, Source, Status
+from token_tracking.template import ChatTemplate
+
+
+class Conversation:
+    """Which tokens the model saw and which it sampled, over all turns and branches of one rollout.
+
+    Each turn: `advance(messages)` with the harness's whole message list (or `add` with the new ones), then
+    `prompt_ids()` to the engine, then `record(...)` with its answer. Not for use from several threads at
+    once.
+    """
+
+    def __init__(self, template: ChatTemplate, *, control_tokens: ControlPolicy = "escape"):
+        """Start an empty conversation.
+
+        Args:
+            template: a compiled chat template.
+            control_tokens: what control tokens in message text become. `escape`: ordinary text; `keep`:
+                control ids; `error`: `ControlTokenError`.
+
+        Raises:
+            ControlTokenError: `escape`, and the tokenizer cannot encode text piece by piece.
+        """
+        self._policy: ControlPolicy = control_tokens
+        self._control = template.control(control_tokens)
+        self._branches = [Branch(template, self._control, why="start")]
+        self._current = 0
+        self._turns = 0
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The template of the current branch."""
+        return self._branch.template
+
+    @property
+    def control_tokens(self) -> ControlPolicy:
+        """The policy for control tokens in message text."""
+        return self._policy
+
+    @property
+    def control(self) -> ControlTokens:
+        """How message text is marked and encoded."""
+        return self._control
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """All branches in the order they began. To read, not to change."""
+        return tuple(self._branches)
+
+    @property
+    def current(self) -> int:
+        """Index of the branch that prompts and records go to."""
+        return self._current
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Messages of the current branch."""
+        return tuple(self._branch.messages)
+
+    @property
+    def turns(self) -> int:
+        """Assistant turns recorded, in all branches."""
+        return self._turns
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens sampled, in all branches, each counted once."""
+        return sum(sampled_count(branch.turns[branch.inherited :]) for branch in self._branches)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens held that were not sampled, in all branches; a shared prefix counts once."""
+        total = 0
+        for branch in self._branches:
+            inherited = branch.turns[: branch.inherited]
+            start = inherited[-1].end if inherited else 0
+            total += len(branch.ledger) - start - sampled_count(branch.turns[branch.inherited :])
+        return total
+
+    @property
+    def open_turn(self) -> bool:
+        """Whether the last turn was aborted and waits to be continued."""
+        return self._branch.open_turn
+
+    @property
+    def _branch(self) -> Branch:
+        return self._branches[self._current]
+
+    def plan(self, messages: Sequence[Message], *, template: ChatTemplate | None = None) -> Plan:
+        """Say how `messages`, the whole history as the harness holds it, continues this conversation.
+
+        Args:
+            messages: all messages, the model's own among them.
+            template: the template to go on with, if the harness changed its tools. None: the current one.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+        """
+        return self._decide(messages, template).plan
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Append new messages to the current branch.
+
+        Raises:
+            ConversationError: they cannot be appended (an aborted turn is open, or the template rewrites
+                sampled tokens); `advance` with the whole history then begins a branch.
+        """
+        if self._branch.open_turn:
+            raise ConversationError("the last turn was aborted: continue it, or call close_turn()")
+        decision = self._decide([*self._branch.messages, *messages], None)
+        if decision.plan.kind != "append" or decision.branch != self._current:
+            raise ConversationError(
+                f"cannot append: {decision.plan.why}; call advance with the whole history"
+            )
+        self._branch.go_on(len(self._branch.messages), messages)
+
+    def advance(self, messages: Sequence[Message], *, template: ChatTemplate | None = None) -> Plan:
+        """Continue with the harness's whole message list: plan, and do what the plan says.
+
+        An aborted turn that the list goes past is closed first, as cut off. Apart from that, an error leaves
+        the conversation as it was.
+
+        Raises:
+            AmbiguousHistoryError: two branches with different tokens could be meant.
+            TemplateError: the template refuses the messages.
+        """
+        if self._branch.open_turn and len(messages) > len(self._branch.messages):
+            self.close_turn()
+        decision = self._decide(messages, template)
+        plan = decision.plan
+        if plan.kind == "ambiguous":
+            raise AmbiguousHistoryError(plan.why)
+        if decision.keep is not None:
+            self._current = decision.branch
+            self._branch.go_on(decision.keep, plan.new)
+        else:
+            self._fork(decision, messages, template or self._branches[decision.branch].template)
+        return plan
+
+    def _decide(self, messages: Sequence[Message], template: ChatTemplate | None) -> Decision:
+        return decide(self._branches, self._current, messages, template)
+
+    def _fork(self, decision: Decision, messages: Sequence[Message], template: ChatTemplate) -> None:
+        parent = self._branches[decision.branch]
+        branch = Branch(template, self._control, why=decision.plan.why, parent=decision.branch)
+        branch.share(decision.shared, parent)
+        branch.messages = [dict(message) for message in messages]
+        if len(parent.turns) == parent.inherited and decision.branch == self._current:
+            # Nothing was sampled in it, so no sample needs it: the new branch takes its place.
+            branch.parent = parent.parent
+            self._branches[self._current] = branch
+        else:
+            self._branches.append(branch)
+            self._current = len(self._branches) - 1
+
+    def prompt_ids(self) -> npt.NDArray[np.int32]:
+        """The ids to send to the engine now, generation prompt included; read-only.
+
+        After an aborted turn they end with what was sampled of it.
+
+        Raises:
+            ConversationError: no message waits for an answer.
+        """
+        branch = self._branch
+        if not branch.open_turn and branch.prompt is None:
+            branch.build_prompt()
+        return branch.ledger.ids
+
+    def record(self, record: GenerationRecord, message: Message | None = None) -> Message:
+        """Append what the engine sampled after `prompt_ids()`.
+
+        Args:
+            record: the engine's answer. A finish reason of `abort` leaves the turn open: `prompt_ids()` then
+                continues it, with other weights if need be.
+            message: the assistant message for the history. None: `template.parse` of the turn. It is not used
+                for an aborted turn.
+
+        Returns:
+            The assistant message; of an aborted turn what there is so far, which is not in `messages` yet.
+
+        Raises:
+            RecordError: the engine's prompt is not the one that was sent, or its output repeats it. Nothing
+                was appended.
+            ConversationError: no prompt is waiting.
+        """
+        branch = self._branch
+        record.check_prompt(self.prompt_ids())
+        stop_id = record.stop_id
+        if record.finish_reason == "stop" and stop_id is None:
+            last = int(record.output_ids[-1])
+            stop_id = last if last in branch.template.stop_ids else None
+        if len(record.output_ids):
+            if branch.prompt is not None:
+                self._turns += 1
+            branch.append_sampled(record, stop_id, self._turns - 1)
+        if record.finish_reason == "abort":
+            return self._parse_last() if branch.open_turn else {"role": "assistant", "content": ""}
+        return self.close_turn(message)
+
+    def close_turn(self, message: Message | None = None) -> Message:
+        """End the open turn: its message joins the history. After an abort, the turn counts as cut off.
+
+        Raises:
+            ConversationError: no turn is open, or `message` is not an assistant message.
+        """
+        branch = self._branch
+        if (
+            branch.prompt is not None
+            or not branch.turns
+            or branch.turns[-1].message_index != len(branch.messages)
+        ):
+            raise ConversationError("no turn is open")
+        closing = self._parse_last() if message is None else dict(message)
+        if closing.get("role") != "assistant":
+            raise ConversationError(
+                f"the message of a turn must be an assistant message, got {closing!r:.120}"
+            )
+        branch.messages.append(dict(closing))
+        return closing
+
+    def _parse_last(self) -> dict[str, Any]:
+        branch = self._branch
+        turn = branch.turns[-1]
+        end = turn.end if turn.last.stop_id is None else turn.end - 1
+        return branch.template.parse(branch.ledger.slice_ids(turn.start, end).tolist()).message()
+
+    def report(self) -> report.ConversationReport:
+        """Check every prompt, and the whole conversation, against full renders; see `ConversationReport`."""
+        return report.build(self._branches)
+
+    def samples(
+        self,
+        *,
+        rollout_id: str,
+        group_id: str,
+        task_id: str,
+        attempt: int = 0,
+        reward: float | None,
+        turn_rewards: Sequence[float | None] | None = None,
+        in_loss: bool = True,
+        in_baseline: bool = True,
+        status: Status,
+        source: Source,
+        policy_run: str = "",
+        provenance: Mapping[str, Scalar] | None = None,
+        extra: Mapping[str, Scalar] | None = None,
+    ) -> tuple[Sample, ...]:
+        """Export one `Sample` per branch that sampled something, as parts of one rollout.
+
+        A token is trained in one part: what a branch shares with an earlier one keeps its ids,
+        log-probabilities and versions there, with loss mask 0. A part ends with its last sampled token.
+
+        Args:
+            rollout_id: 32 hex characters.
+            group_id: 32 hex characters.
+            task_id: the task's name.
+            attempt: restarts of the rollout, from zero.
+            reward: of the whole rollout; None: not graded.
+            turn_rewards: one per recorded turn, in the order of recording; None: none.
+            in_loss: False keeps the samples out of the loss.
+            in_baseline: False keeps the reward out of the group's baseline.
+            status: how the rollout ended.
+            source: whether a model sampled the turns or a recording gave them.
+            policy_run: names the training run that counts the weight versions.
+            provenance: what produced the rollout; the template's and tokenizer's fingerprints are added.
+            extra: the user's own values.
+
+        Raises:
+            ConversationError: `turn_rewards` has another length than `turns`.
+            SampleError: a value does not fit `Sample`.
+        """
+        if turn_rewards is not None and len(turn_rewards) != self._turns:
+            raise ConversationError(f"{len(turn_rewards)} turn rewards for {self._turns} turns")
+        common: dict[str, Any] = {
+            "rollout_id": rollout_id,
+            "group_id": group_id,
+            "task_id": task_id,
+            "attempt": attempt,
+            "reward": reward,
+            "in_loss": in_loss,
+            "in_baseline": in_baseline,
+            "status": status,
+            "source": source,
+            "policy_run": policy_run,
+            "extra": dict(extra or {}),
+        }
+        return export.samples(self._branches, common, dict(provenance or {}), turn_rewards)
+
+    def to_bytes(self) -> bytes:
+        """A snapshot: every token, message and open turn, byte for byte the same after `from_bytes`."""
+        from token_tracking import snapshot
+
+        return snapshot.dump(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, template: ChatTemplate, *others: ChatTemplate) -> Conversation:
+        """Restore a snapshot.
+
+        Args:
+            data: from `to_bytes`.
+            template: compiled from the same source, tokenizer, tools and variables.
+            others: further templates, if branches were made with other tools.
+
+        Raises:
+            SnapshotError: the bytes are damaged, of another version, or made with another template.
+        """
+        from token_tracking import snapshot
+
+        return snapshot.load(data, (template, *others))
+
+    def restore(self, branches: Sequence[Branch], current: int, turns: int) -> None:
+        """Take over restored branches; for `token_tracking.snapshot`."""
+        self._branches, self._current, self._turns = list(branches), current, turns

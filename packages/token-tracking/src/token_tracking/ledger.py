@@ -1,0 +1,275 @@
+"""`TokenLedger`: the per-token record of one token sequence, append-only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from token_tracking.errors import LedgerError
+from token_tracking.sample import MAX_VERSION, NOT_SAMPLED, UNKNOWN_VERSION
+
+Ids = Sequence[int] | npt.NDArray[Any]
+Logprobs = Sequence[float] | npt.NDArray[Any]
+
+
+class TokenSource(IntEnum):
+    """Where a token came from."""
+
+    TEMPLATE = 0
+    """Prompt text: template, system, user, tool output."""
+    SAMPLED = 1
+    """The model."""
+    REPAIR = 2
+    """Written by us to close a turn that was cut off."""
+
+
+_CHANNELS: tuple[tuple[str, type[np.generic]], ...] = (
+    ("ids", np.int32),
+    ("mask", np.uint8),
+    ("logprobs", np.float32),
+    ("versions", np.int32),
+    ("sources", np.uint8),
+)
+BYTES_PER_TOKEN = sum(np.dtype(dtype).itemsize for _, dtype in _CHANNELS)
+
+
+class _Block:
+    """Equally long growing arrays, written by one ledger, read by its forks."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _CHANNELS}
+
+    def append(self, columns: dict[str, npt.NDArray[Any]], count: int) -> None:
+        end = self.length + count
+        capacity = len(self.arrays["ids"])
+        if end > capacity:
+            # An eighth of slack: appends stay amortised O(1) and 14 bytes a token stay under 16.
+            size = max(end, capacity + (capacity >> 3), 256)
+            grown = {name: np.empty(size, dtype) for name, dtype in _CHANNELS}
+            for name, array in self.arrays.items():
+                grown[name][: self.length] = array[: self.length]
+            self.arrays = grown
+        for name, column in columns.items():
+            self.arrays[name][self.length : end] = column
+        self.length = end
+
+
+class TokenLedger:
+    """Ids, loss mask, log-probabilities, weight versions and sources of one token sequence.
+
+    Every append writes all channels or, when it is refused, none: they always have one length. Nothing that
+    was written changes. `fork` shares what is there and costs O(1). Views are read-only; those of a ledger
+    that was not forked off another are zero-copy, those of a fork join its shared part and its own.
+    """
+
+    __slots__ = ("_base", "_base_length", "_block")
+
+    def __init__(self) -> None:
+        self._base: TokenLedger | None = None
+        self._base_length = 0
+        self._block = _Block()
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return self._base_length + self._block.length
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """Token ids, int32 `[n]`."""
+        return self._view("ids", 0, len(self))
+
+    @property
+    def mask(self) -> npt.NDArray[np.uint8]:
+        """Loss mask, uint8 `[n]`: 1 where the model sampled the token."""
+        return self._view("mask", 0, len(self))
+
+    @property
+    def logprobs(self) -> npt.NDArray[np.float32]:
+        """Log-probabilities, float32 `[n]`; NaN where none was recorded."""
+        return self._view("logprobs", 0, len(self))
+
+    @property
+    def versions(self) -> npt.NDArray[np.int32]:
+        """Weight versions, int32 `[n]`; -1: not sampled, -2: sampled under an unknown version."""
+        return self._view("versions", 0, len(self))
+
+    @property
+    def sources(self) -> npt.NDArray[np.uint8]:
+        """`TokenSource` values, uint8 `[n]`."""
+        return self._view("sources", 0, len(self))
+
+    def slice_ids(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """Ids of tokens `start` to `end`; zero-copy unless the range crosses the point of a fork."""
+        return self._view("ids", start, end)
+
+    def append_prompt(self, ids: Ids) -> tuple[int, int]:
+        """Append tokens that the model reads: mask 0, no log-probability, version -1.
+
+        Returns:
+            Start and end of what was appended.
+
+        Raises:
+            LedgerError: an id is negative or not an integer. Nothing was appended.
+        """
+        return self._append_unsampled(ids, TokenSource.TEMPLATE)
+
+    def append_repair(self, ids: Ids) -> tuple[int, int]:
+        """Append tokens that close a cut-off turn: as `append_prompt`, marked `REPAIR`."""
+        return self._append_unsampled(ids, TokenSource.REPAIR)
+
+    def append_sampled(self, ids: Ids, logprobs: Logprobs | None, weight_version: int) -> tuple[int, int]:
+        """Append sampled tokens: mask 1.
+
+        Args:
+            ids: token ids as the engine gave them.
+            logprobs: one finite value <= 0 per id. None: not recorded, NaN is stored.
+            weight_version: `0 <= version < 2**31`, or -2 for unknown.
+
+        Returns:
+            Start and end of what was appended.
+
+        Raises:
+            LedgerError: counts differ, a log-probability is not finite or above 0, or the version is out of
+                range. Nothing was appended.
+        """
+        tokens = _ids(ids)
+        if not (weight_version == UNKNOWN_VERSION or 0 <= weight_version <= MAX_VERSION):
+            raise LedgerError(
+                f"weight version {weight_version}: need 0 <= version < 2**31, or -2 for unknown"
+            )
+        if logprobs is None:
+            values = np.full(len(tokens), np.nan, np.float32)
+        else:
+            values = np.asarray(logprobs, dtype=np.float32)
+            if values.shape != tokens.shape:
+                raise LedgerError(f"{values.size} log-probabilities for {len(tokens)} sampled ids")
+            if not bool(np.all(np.isfinite(values) & (values <= 0))):
+                at = int(np.flatnonzero(~(np.isfinite(values) & (values <= 0)))[0])
+                raise LedgerError(
+                    f"log-probability {values[at]} of sampled token {at} (id {tokens[at]}): need a finite "
+                    "value <= 0; pass None if the engine recorded none"
+                )
+        return self._append(tokens, TokenSource.SAMPLED, 1, values, weight_version)
+
+    def channels(self) -> dict[str, npt.NDArray[Any]]:
+        """All channels by name (`ids`, `mask`, `logprobs`, `versions`, `sources`), each `[n]`."""
+        return {name: self._view(name, 0, len(self)) for name, _ in _CHANNELS}
+
+    def append_columns(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Append all channels as another ledger's `channels()` gave them; for restoring.
+
+        Raises:
+            LedgerError: a channel is missing, or lengths differ. Nothing was appended.
+        """
+        count = len(columns["ids"]) if "ids" in columns else 0
+        if set(columns) != {name for name, _ in _CHANNELS} or any(len(c) != count for c in columns.values()):
+            raise LedgerError("need all five channels, equally long")
+        self._block.append(dict(columns), count)
+
+    def shared_length(self, other: TokenLedger) -> int:
+        """How many tokens at the start both ledgers hold in the same memory."""
+        mine = self._spans()
+        return max(
+            (min(end, mine[block]) for block, end in other._spans().items() if block in mine), default=0
+        )
+
+    def _spans(self) -> dict[_Block, int]:
+        """Each block that holds tokens of this ledger, and the end of what it holds."""
+        spans: dict[_Block, int] = {}
+        ledger: TokenLedger | None = self
+        end = len(self)
+        while ledger is not None:
+            spans[ledger._block] = end
+            end, ledger = ledger._base_length, ledger._base
+        return spans
+
+    def to_bytes(self) -> bytes:
+        """A snapshot, byte for byte the same after `from_bytes`; what a fork shares is written out."""
+        from token_tracking import snapshot
+
+        return snapshot.pack(snapshot.KIND_LEDGER, snapshot.ledger_image(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TokenLedger:
+        """Restore a snapshot.
+
+        Raises:
+            SnapshotError: the bytes are damaged or of another kind or version.
+        """
+        from token_tracking import snapshot
+
+        return snapshot.ledger_from_image(snapshot.unpack(snapshot.KIND_LEDGER, data, snapshot.LedgerImage))
+
+    def fork(self, length: int | None = None) -> TokenLedger:
+        """A ledger that begins with the first `length` tokens of this one (None: all), in O(1).
+
+        Raises:
+            LedgerError: `length` lies outside the ledger.
+        """
+        length = len(self) if length is None else length
+        if not 0 <= length <= len(self):
+            raise LedgerError(f"cannot fork at {length}: the ledger has {len(self)} tokens")
+        base = self
+        while base._base is not None and length <= base._base_length:
+            base = base._base
+        child = TokenLedger()
+        child._base, child._base_length = base, length
+        return child
+
+    def _append_unsampled(self, ids: Ids, source: TokenSource) -> tuple[int, int]:
+        tokens = _ids(ids)
+        return self._append(tokens, source, 0, np.full(len(tokens), np.nan, np.float32), NOT_SAMPLED)
+
+    def _append(
+        self,
+        tokens: npt.NDArray[np.int32],
+        source: TokenSource,
+        mask: int,
+        logprobs: npt.NDArray[np.float32],
+        version: int,
+    ) -> tuple[int, int]:
+        start, count = len(self), len(tokens)
+        columns: dict[str, npt.NDArray[Any]] = {
+            "ids": tokens,
+            "mask": np.full(count, mask, np.uint8),
+            "logprobs": logprobs,
+            "versions": np.full(count, version, np.int32),
+            "sources": np.full(count, source, np.uint8),
+        }
+        self._block.append(columns, count)
+        return start, start + count
+
+    def _view(self, channel: str, start: int, end: int) -> npt.NDArray[Any]:
+        if not 0 <= start <= end <= len(self):
+            raise LedgerError(f"range {start}..{end} lies outside the ledger's {len(self)} tokens")
+        parts: list[npt.NDArray[Any]] = []
+        ledger: TokenLedger | None = self
+        while ledger is not None:
+            low = ledger._base_length
+            if end > low:
+                parts.append(ledger._block.arrays[channel][max(start, low) - low : end - low])
+                end = low
+            ledger = ledger._base if start < end else None
+        if not parts:
+            parts.append(self._block.arrays[channel][:0])
+        view = parts[0].view() if len(parts) == 1 else np.concatenate(parts[::-1])
+        view.flags.writeable = False
+        return view
+
+
+def _ids(ids: Ids) -> npt.NDArray[np.int32]:
+    array = np.asarray(ids)
+    if array.ndim != 1:
+        raise LedgerError(f"token ids must be flat, got shape {array.shape}")
+    if not len(array):
+        return np.empty(0, np.int32)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise LedgerError(f"token ids must be integers, got {array.dtype}")
+    if int(array.min()) < 0 or int(array.max()) > MAX_VERSION:
+        raise LedgerError(f"token ids must lie in 0..2**31-1, got {array.min()}..{array.max()}")
+    return array.astype(np.int32, copy=False)

@@ -1,0 +1,106 @@
+"""How a harness's message list continues a conversation: append, rewind, branch, or ambiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from token_tracking.branch import Branch, Message
+from token_tracking.messages import common_prefix
+from token_tracking.template import ChatTemplate
+
+PlanKind = Literal["append", "rewind", "branch", "ambiguous"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a message list continues a conversation."""
+
+    kind: PlanKind
+    """`append`: the held tokens go on. `rewind`: the harness took back its last turn, or what came after it.
+    `branch`: the held tokens cannot go on. `ambiguous`: two branches could be meant."""
+    why: str
+    new: tuple[Message, ...]
+    """Messages that are not held yet."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan and what carries it out."""
+
+    plan: Plan
+    branch: int
+    """The branch that goes on, or the parent of the new one."""
+    keep: int | None = None
+    """Messages of the branch that stay when it goes on. None: a new branch begins."""
+    shared: int = 0
+    """Turns that a new branch begins with."""
+
+
+def decide(
+    branches: Sequence[Branch], current: int, messages: Sequence[Message], template: ChatTemplate | None
+) -> Decision:
+    """Plan without changing anything; see `Conversation.plan`."""
+    lengths = [common_prefix(branch.messages, messages) for branch in branches]
+    best = max(lengths)
+    candidates = [index for index, length in enumerate(lengths) if length == best]
+    whole = [index for index in candidates if best == len(branches[index].messages)]
+    if len(whole) > 1 and len({tuple(branches[index].sampled_ids()) for index in whole}) > 1:
+        why = f"branches {whole} hold these {best} messages with different tokens"
+        return Decision(plan=Plan(kind="ambiguous", why=why, new=()), branch=whole[0])
+    pool = whole or candidates
+    index = current if current in pool else pool[-1]
+    branch, new = branches[index], tuple(messages[best:])
+    if template is not None and template.fingerprint != branch.template.fingerprint:
+        plan = Plan(kind="branch", why="tools or template changed", new=new)
+        return Decision(plan=plan, branch=index)
+    last = branch.turns[-1].message_index if branch.turns else -1
+    if best > last:
+        return _go_on(branch, index, best, messages)
+    plan = _name_edit(branch, best, last, messages)
+    turns = sum(turn.message_index < best for turn in branch.turns)
+    shared = 0
+    if turns:
+        text = branch.template.render_marked(messages, branch.control, generate=True)
+        shared = branch.align(text, branch.turn_texts(turns), None).shared
+    return Decision(plan=plan, branch=index, shared=shared)
+
+
+def _name_edit(branch: Branch, at: int, last: int, messages: Sequence[Message]) -> Plan:
+    new = tuple(messages[at:])
+    held = len(branch.messages)
+    if at == last:
+        why = f"the last turn (message {at}) was taken back or edited"
+        return Plan(kind="rewind", why=why, new=new)
+    if len(messages) < held:
+        why = f"history compacted from {held} to {len(messages)} messages at message {at}"
+    else:
+        why = f"message {at} ({branch.messages[at]['role']}) was edited"
+    return Plan(kind="branch", why=why, new=new)
+
+
+def _go_on(branch: Branch, index: int, keep: int, messages: Sequence[Message]) -> Decision:
+    """All turns stay: go on unless the template rewrites them."""
+    new = tuple(messages[keep:])
+    plan = Plan(kind="append", why="the held messages go on", new=new)
+    if keep < len(branch.messages):
+        why = f"message {keep} ({branch.messages[keep]['role']}), not yet answered, was changed"
+        plan = Plan(kind="rewind", why=why, new=new)
+    go_on = Decision(plan=plan, branch=index, keep=keep)
+    split = branch.turns[-1].message_index + 1 if branch.turns else 0
+    pending = messages[split:]
+    if not new or not branch.turns or new[-1]["role"] == "assistant":
+        return go_on
+    program = branch.template.program
+    if program is not None and program.covers(pending) and program.is_stable(pending):
+        return go_on
+    text = branch.template.render_marked(messages, branch.control, generate=True)
+    found = branch.template.delta(messages[:split], pending, branch.control)
+    aligned = branch.align(text, branch.turn_texts(len(branch.turns)), found[0].text if found else None)
+    if aligned.broken is not None:
+        why = f"the template rewrites history: {aligned.broken}"
+    elif found is None or text[aligned.end :] != found[0].text:
+        why = "the template's text after the last turn does not follow from its render"
+    else:
+        return go_on
+    return Decision(plan=Plan(kind="branch", why=why, new=new), branch=index, shared=aligned.shared)

