@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,11 +69,16 @@ def short_drain(folder):
     return folder / "run.toml"
 
 
+@pytest.fixture
+def scratch():
+    """A temporary folder with a short path, so that sandboxes live below it."""
+    with tempfile.TemporaryDirectory(prefix="aft-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing_and_the_journal_says_what_was_cut(tmp_path, number):
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
+def test_an_interrupt_leaves_nothing_and_the_journal_says_what_was_cut(tmp_path, scratch, number):
     env = {"TMPDIR": str(scratch)}
     with running("agent_flow", "run", EXAMPLE / "run.toml", "--json", cwd=tmp_path, env=env) as process:
         seen = wait_for(process, "turn")
@@ -164,3 +170,11 @@ def test_the_runs_own_trainer_killed_in_mid_run_is_told(tmp_path):
         said = process.stderr.read()
     assert any("the trainer process ended by itself" in event.get("text", "") for event in rest)
     assert "trainer-bridge replay" in said
+
+
+def test_a_temporary_folder_with_a_long_path_is_no_obstacle(cli, tmp_path):
+    """Batch systems give every job a deep TMPDIR; unix sockets have about 100 bytes for their path."""
+    deep = tmp_path / ("a-job-of-a-batch-system-" * 4)
+    deep.mkdir()
+    done = cli("run", EXAMPLE / "run.toml", "--json", cwd=tmp_path, env={"TMPDIR": str(deep)})
+    assert done.code == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Infrastructure that fails: a retry, a counted drop or evidence, and never a reward of 0 (design promise 8)."""
+"""Infrastructure that fails: a retry, a counted drop or evidence, never a reward of 0 (promise 8)."""
 
 import json
 import shutil

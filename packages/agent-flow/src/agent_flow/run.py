@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from agent_flow.task import Task
 from agent_flow.worker import Worker
 
 _INTERRUPTED_DRAIN_S = 0.5
+_LONGEST_SCRATCH_PARENT = 50
+"""Bytes. A socket's path may have 104; a sandbox's own part of it takes the rest."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +60,7 @@ async def run(file: ConfigFile, *, clock: Clock, listener: Listener) -> RunResul
         starts.
     """
     began = clock.monotonic_s()
-    # A short name: the sandboxes' unix sockets lie below it, and their paths may have 104 bytes.
-    with tempfile.TemporaryDirectory(prefix="af-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="af-", dir=_scratch_parent()) as scratch:
         context = ProviderContext(file=file, clock=clock, tokenizer=_tokenizer(file), scratch=Path(scratch))
         runtime = load_runtime(context)
         environments = load_environments(context)
@@ -80,6 +82,12 @@ async def run(file: ConfigFile, *, clock: Clock, listener: Listener) -> RunResul
             session = _Session(file, folder, journal, clock, listener)
             await session.run(flow, environments, tasks)
         return session.result(tasks, seconds=clock.monotonic_s() - began)
+
+
+def _scratch_parent() -> str:
+    """The temporary folder, or `/tmp` where its path leaves no room for the sandboxes' unix sockets."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST_SCRATCH_PARENT else "/tmp"
 
 
 def _tokenizer(file: ConfigFile) -> Tokenizer:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import traceback
+from functools import partial
 
 import anyio
+import anyio.to_thread
 
 from agent_flow.clock import Clock
 from agent_flow.config import WorkerConfig
@@ -117,9 +119,10 @@ class Worker:
 
     async def _deliver(self, rollout: Rollout, end: _End) -> None:
         samples = self._flow.samples(rollout)
-        self._folder.write_rollout(
-            rollout, self._flow.facts(rollout, end.seconds), self._flow.provenance(rollout)
-        )
+        facts = self._flow.facts(rollout, end.seconds)
+        # In a thread: checking every prompt of a long conversation against full renders takes seconds.
+        write = partial(self._folder.write_rollout, rollout, facts, self._flow.provenance(rollout))
+        await anyio.to_thread.run_sync(write)
         # Not to be torn: an interrupt between the sender's yes and the journal's line would count the rollout
         # twice.
         with anyio.CancelScope(shield=True):

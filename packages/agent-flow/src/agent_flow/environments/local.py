@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ from sandbox_k8s import LocalConfig, Sandbox, SandboxClient, SandboxError, Sandb
 from token_tracking.sample import Scalar
 
 from agent_flow.config import Seconds
-from agent_flow.errors import EnvError
+from agent_flow.errors import ConfigError, EnvError
 from agent_flow.protocols import CommandOutput, Environment, ProviderContext
 
 _GIT_IDENTITY = {
@@ -52,14 +52,16 @@ class LocalEnvironments:
     @asynccontextmanager
     async def session(self) -> AsyncGenerator[None]:
         """One client for all sandboxes; its end stops those that still live."""
-        try:
-            async with SandboxClient.local(LocalConfig(root=self._root)) as client:
-                self._client = client
+        async with AsyncExitStack() as stack:
+            try:
+                client = SandboxClient.local(LocalConfig(root=self._root))
+                self._client = await stack.enter_async_context(client)
+            except SandboxError as error:
+                raise ConfigError(f"no sandboxes can be started: {error}", where="environment") from error
+            try:
                 yield
-        except SandboxError as error:
-            raise _failure("client", error) from error
-        finally:
-            self._client = None
+            finally:
+                self._client = None
 
     def open(self, repository: Path) -> AbstractAsyncContextManager[Environment]:
         """A fresh sandbox with a working copy of the repository."""
