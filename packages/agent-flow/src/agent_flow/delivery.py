@@ -196,8 +196,8 @@ class Delivery:
             if stats.pending:
                 self.problem = (
                     f"{stats.pending} of {stats.sent} rollouts were not acknowledged by "
-                    f"{self.address}; they lie in {self._spool}\n  deliver them later: "
-                    f"trainer-bridge replay {self._spool} --to tcp://HOST:PORT"
+                    f"{self.address}; they lie in {stats.where}\n  deliver them later: "
+                    f"trainer-bridge replay {stats.where} --to tcp://HOST:PORT"
                 )
         if self._own is not None:
             await self._own.stop()

@@ -110,7 +110,7 @@ class _Session:
         self._journal = journal
         self._clock = clock
         self._listener = listener
-        self._delivery = Delivery(file.run.trainer, folder.samples, folder.trainer, self._trainer_lost)
+        self._delivery = Delivery(file.run.trainer, folder.path, folder.trainer, self._trainer_lost)
         self._rows: Sequence[RolloutRow] = ()
         self._interrupted = False
 

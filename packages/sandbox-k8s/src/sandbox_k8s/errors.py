@@ -1,0 +1,116 @@
+"""Everything that can go wrong, one type per boundary, each with whose fault it is and whether to try again.
+
+::
+
+    SandboxError
+        ConfigError               a setting or a spec makes no sense
+        BackendUnavailableError   the back end is not there on this machine
+        SandboxStartError         a sandbox did not come up
+        SandboxNotFoundError      a handle leads nowhere
+        SandboxLostError          a sandbox that was there is gone or silent
+        FencedError               another worker owns the sandbox now
+        AccessError               the key does not fit
+        CommandRefusedError       a command cannot even be tried
+        FileError                 a file inside cannot be read or written (`errno` says why)
+        TransferError             bytes that arrived are not the bytes that were sent
+        SessionError              a session is missing, busy, or its shell has ended
+"""
+
+from errno import ENOENT
+from typing import ClassVar, Literal
+
+Fault = Literal["infra", "image", "task", "agent"]
+
+
+class SandboxError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        fault: Whose it is. Only ``agent`` and ``task`` may ever count against a rollout.
+        retryable: Whether the same call (for a lost sandbox: a new sandbox) can succeed.
+        evidence: What was seen, for the log: a log tail, an answer's body. Empty when there is nothing to
+            add.
+    """
+
+    fault: ClassVar[Fault] = "infra"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, evidence: str = "") -> None:
+        super().__init__(message)
+        self.evidence = evidence
+
+    def __str__(self) -> str:
+        """The message, and the evidence on lines of its own."""
+        message = str(self.args[0])
+        return f"{message}\n{self.evidence.rstrip()}" if self.evidence else message
+
+
+class ConfigError(SandboxError):
+    """A setting, a spec or a handle makes no sense; the message names the field and what it may be."""
+
+    fault: ClassVar[Fault] = "task"
+
+
+class BackendUnavailableError(SandboxError):
+    """The back end that was asked for is not there."""
+
+
+class SandboxStartError(SandboxError):
+    """A sandbox did not come up; nothing of it is left. The evidence is the end of its log."""
+
+    retryable: ClassVar[bool] = True
+
+
+class SandboxNotFoundError(SandboxError):
+    """There is no such sandbox: it was stopped, its lease ran out, or it lives on another machine."""
+
+
+class SandboxLostError(SandboxError):
+    """The sandbox does not answer any more. What ran in it is lost; its result is not a failed task."""
+
+    retryable: ClassVar[bool] = True
+
+
+class FencedError(SandboxError):
+    """Another worker attached to the sandbox and owns it now. Leave it alone."""
+
+
+class AccessError(SandboxError):
+    """The run key does not fit this sandbox."""
+
+
+class CommandRefusedError(SandboxError):
+    """The command cannot be tried: its directory is missing, or it holds a NUL byte."""
+
+    fault: ClassVar[Fault] = "agent"
+
+
+class FileError(SandboxError):
+    """A file inside the sandbox cannot be read or written.
+
+    Attributes:
+        errno: The system's number, for example `errno.ENOENT`; None when the cause has none.
+    """
+
+    fault: ClassVar[Fault] = "agent"
+
+    def __init__(self, message: str, *, errno: int | None = None, evidence: str = "") -> None:
+        super().__init__(message, evidence=evidence)
+        self.errno = errno
+
+    @property
+    def missing(self) -> bool:
+        """Whether the file simply is not there."""
+        return self.errno == ENOENT
+
+
+class TransferError(SandboxError):
+    """What arrived is not what was sent; nothing was written at the target."""
+
+    retryable: ClassVar[bool] = True
+
+
+class SessionError(SandboxError):
+    """A session is missing or busy, or its shell has ended (``exit``, or a stuck command)."""
+
+    fault: ClassVar[Fault] = "agent"

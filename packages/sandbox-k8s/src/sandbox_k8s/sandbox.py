@@ -1,0 +1,285 @@
+"""A running sandbox: commands, sessions, files, and how it ends."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from .config import LocalConfig
+from .errors import TransferError
+from .handle import Isolation, SandboxHandle
+from .launcher import archive
+from .result import CommandResult, SessionResult
+from .transport import LauncherClient
+
+if TYPE_CHECKING:
+    from .client import SandboxClient
+
+Command = str | Sequence[str]
+
+
+class Sandbox:
+    """One sandbox. Made by `SandboxClient.start` and `SandboxClient.attach`.
+
+    Every method raises `SandboxLostError` when the sandbox is gone and `FencedError` when another worker took
+    it. As ``async with sandbox:`` it is stopped at the end of the block, unless it was detached.
+    """
+
+    def __init__(
+        self, client: "SandboxClient", handle: SandboxHandle, launcher: LauncherClient, owned: bool
+    ) -> None:
+        self._client = client
+        self._handle = handle
+        self._launcher = launcher
+        self.owned = owned
+
+    def __repr__(self) -> str:
+        return f"Sandbox({self.id!r}, {self.backend_name}, {self.workdir!r})"
+
+    async def __aenter__(self) -> "Sandbox":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.owned:
+            with anyio.CancelScope(shield=True):
+                await self.stop()
+
+    @property
+    def id(self) -> str:
+        """Its name: 16 hex characters."""
+        return self._handle.sandbox_id
+
+    @property
+    def handle(self) -> SandboxHandle:
+        """What another process needs to attach, beside the run key."""
+        return self._handle
+
+    @property
+    def workdir(self) -> str:
+        """Where commands start, as they see it."""
+        return self._handle.workdir
+
+    @property
+    def backend_name(self) -> Isolation:
+        """What stands between the sandbox and the machine."""
+        return self._handle.isolation
+
+    async def execute(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+        merge_stderr: bool = False,
+        output_limit: int | None = None,
+    ) -> CommandResult:
+        """Run one command on its own.
+
+        Args:
+            command: A sequence is a program and its arguments. A string is for ``bash -c``, which reads
+                ``~/.bashrc`` first if there is one; it is no login shell.
+            cwd: Absolute, or below the working directory; None is the working directory.
+            env: On top of the sandbox's own.
+            timeout_s: Then its whole process group gets SIGTERM, and SIGKILL after the grace time. None waits
+                for ever.
+            stdin: None is empty input.
+            merge_stderr: Both streams in ``stdout``, in the order in which they came.
+            output_limit: Bytes kept per stream; None is the configured limit.
+
+        Returns:
+            Also for a program that is missing (127), cannot be executed (126), or was killed.
+
+        Raises:
+            CommandRefusedError: ``cwd`` is no folder, or something holds a NUL byte.
+        """
+        head: dict[str, Any] = {
+            "command": command if isinstance(command, str) else list(command),
+            "cwd": self._below_workdir(cwd),
+            "env": dict(env or {}),
+            "timeout_s": timeout_s,
+            "grace_s": self.config.grace_s,
+            "output_limit": output_limit or self.config.output_limit,
+            "merge": merge_stderr,
+        }
+        work_s = None if timeout_s is None else timeout_s + self.config.grace_s
+        answer, parts = await self._launcher.command("/sbx/execute", head, stdin or b"", work_s=work_s)
+        return CommandResult(**fields_of(answer, parts))
+
+    async def session(
+        self, name: str = "default", *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> "Session":
+        """The bash session of that name, started if there is none (or its shell has ended)."""
+        info = await self._launcher.info()
+        if not info["sessions"].get(name, False):
+            start_s = self.config.start_timeout_s
+            head = {
+                "name": name,
+                "cwd": self._below_workdir(cwd),
+                "env": dict(env or {}),
+                "timeout_s": start_s,
+            }
+            await self._launcher.command("/sbx/session/create", head, b"", work_s=start_s)
+        return Session(self, name)
+
+    async def read(self, path: str) -> bytes:
+        """A file's bytes, as they are.
+
+        Raises:
+            FileError: It is missing or cannot be read; `FileError.errno` says which.
+            TransferError: It did not arrive whole.
+        """
+        return b"".join([chunk async for chunk in self._launcher.get("/sbx/file", {"path": path})])
+
+    async def write(self, path: str, data: bytes, mode: int | None = None) -> None:
+        """Write a file, whole or not at all, with its folders.
+
+        Args:
+            path: Absolute, or below the working directory. A link is followed.
+            data: The content, byte for byte.
+            mode: Permission bits; None keeps those of an existing file.
+
+        Raises:
+            FileError: It cannot be written.
+        """
+        query = {"path": path} if mode is None else {"path": path, "mode": f"{mode:o}"}
+        await self._launcher.put("/sbx/file", query, [data] if data else [])
+
+    async def upload(self, local: Path | str, remote: str) -> None:
+        """Copy a file or folder in: modes, links and empty folders are kept, memory stays constant.
+
+        Raises:
+            FileNotFoundError: There is no ``local``.
+            FileError: It cannot be written at ``remote``.
+        """
+        source = Path(local)
+        await anyio.to_thread.run_sync(source.lstat)
+        await self._launcher.put("/sbx/tree", {"path": remote}, archive.pack(source))
+
+    async def download(self, remote: str, local: Path | str) -> None:
+        """Copy a file or folder out. Nothing is written outside ``local``, whatever the sandbox sends.
+
+        Raises:
+            FileError: There is no ``remote``.
+            TransferError: It did not arrive whole, or holds names that lead outside.
+        """
+        target = Path(local)
+        spool = await anyio.to_thread.run_sync(archive.open_spool)
+        try:
+            async with aclosing(self._launcher.get("/sbx/tree", {"path": remote})) as chunks:
+                async for chunk in chunks:
+                    await anyio.to_thread.run_sync(spool.write, chunk)
+            spool.seek(0)
+            await anyio.to_thread.run_sync(archive.unpack, spool, target)
+        except archive.ArchiveError as problem:
+            raise TransferError(f"{remote} from sandbox {self.id}: {problem}") from problem
+        finally:
+            spool.close()
+
+    async def info(self) -> dict[str, Any]:
+        """What the launcher says: sessions, epoch, seconds left of the lease, commands under way."""
+        return await self._launcher.info()
+
+    async def renew(self) -> None:
+        """Renew the lease. An open client does this by itself."""
+        await self._launcher.call("/sbx/lease", {})
+
+    async def detach(self) -> SandboxHandle:
+        """Leave the sandbox running, its shells too, for ``detached_lease_s``; this object is done.
+
+        Returns:
+            The handle for `SandboxClient.attach`.
+        """
+        return await self._client.detach(self)
+
+    async def stop(self) -> None:
+        """End everything inside and remove its folder. Stopping twice does nothing."""
+        await self._client.stop(self)
+
+    @property
+    def config(self) -> LocalConfig:
+        """The settings of its client."""
+        return self._client.config
+
+    @property
+    def launcher(self) -> LauncherClient:
+        """The connection to the inside."""
+        return self._launcher
+
+    def _below_workdir(self, cwd: str | None) -> str | None:
+        return None if cwd is None else str(Path(self.workdir) / cwd)
+
+
+class Session:
+    """A bash that keeps its directory, variables, functions and background jobs from command to command."""
+
+    def __init__(self, sandbox: Sandbox, name: str) -> None:
+        self.sandbox = sandbox
+        self.name = name
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = None,
+        merge_stderr: bool = False,
+        output_limit: int | None = None,
+    ) -> SessionResult:
+        """Run one command in the shell.
+
+        On a time-out it is interrupted as by Ctrl-C, what resists is killed, and the shell stays. Background
+        jobs of earlier commands live on. Standard input is empty; there is no terminal.
+
+        Raises:
+            SessionError: The session is busy, or its shell has ended.
+        """
+        config = self.sandbox.config
+        head = {
+            "name": self.name,
+            "command": command,
+            "timeout_s": timeout_s,
+            "grace_s": config.grace_s,
+            "output_limit": output_limit or config.output_limit,
+            "merge": merge_stderr,
+        }
+        work_s = None if timeout_s is None else timeout_s + config.grace_s
+        answer, parts = await self.sandbox.launcher.command("/sbx/session/run", head, b"", work_s=work_s)
+        return SessionResult(**fields_of(answer, parts), session_alive=answer["session_alive"])
+
+    async def interrupt(self) -> bool:
+        """End the command that another task is running here; False when there is none."""
+        return (await self.sandbox.launcher.call("/sbx/session/interrupt", {"name": self.name}))[
+            "interrupted"
+        ]
+
+    async def close(self) -> None:
+        """End the shell and its background jobs."""
+        await self.sandbox.launcher.call("/sbx/session/close", {"name": self.name})
+
+
+def fields_of(answer: dict[str, Any], parts: list[bytes]) -> dict[str, Any]:
+    """An answer of the launcher as fields of a result."""
+    streams: list[bytes] = []
+    truncated = False
+    for number, total in enumerate(answer["totals"]):
+        head, tail = parts[2 * number : 2 * number + 2]
+        left_out = total - len(head) - len(tail)
+        truncated = truncated or left_out > 0
+        middle = b"\n[... %d bytes left out ...]\n" % left_out if left_out else b""
+        streams.append(head + middle + tail)
+    names = ("exit_code", "signal", "timed_out", "infra_error", "cancelled", "duration_s")
+    return {name: answer[name] for name in names} | {
+        "stdout": streams[0],
+        "stderr": streams[1],
+        "stdout_total": answer["totals"][0],
+        "stderr_total": answer["totals"][1],
+        "truncated": truncated,
+        "infra_failed": bool(answer["infra_error"]),
+    }

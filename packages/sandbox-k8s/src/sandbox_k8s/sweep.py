@@ -1,0 +1,44 @@
+"""The reaper of the local back end: removes what a killed keeper could not."""
+
+import signal
+
+import msgspec
+
+from .errors import SandboxNotFoundError
+from .launcher import archive, processes
+from .launcher.keeper import MARK
+from .store import Store
+
+_YOUNG_NS = 10_000_000_000
+
+
+class ReapedSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """What was (or would be) removed.
+
+    Attributes:
+        processes: Left-over processes that were killed.
+    """
+
+    sandbox_id: str
+    processes: int
+
+
+def sweep(store: Store, now_ns: int, dry_run: bool) -> tuple[ReapedSandbox, ...]:
+    """Remove sandboxes without a keeper; one that is just being made has its lock held or is young."""
+    reaped: list[ReapedSandbox] = []
+    for sandbox_id in store.ids():
+        try:
+            with store.locked(sandbox_id, wait=False) as free:
+                if not free or store.kept(sandbox_id):
+                    continue
+                folder = store.folder(sandbox_id)
+                if not (folder / "state.json").exists() and now_ns - folder.stat().st_mtime_ns < _YOUNG_NS:
+                    continue
+                left = processes.marked(MARK, sandbox_id)
+                if not dry_run:
+                    processes.send(left, signal.SIGKILL)
+                    archive.remove_tree(folder)
+                reaped.append(ReapedSandbox(sandbox_id=sandbox_id, processes=len(left)))
+        except (SandboxNotFoundError, FileNotFoundError):
+            continue  # its keeper was quicker
+    return tuple(reaped)

@@ -1,0 +1,76 @@
+"""The command line, on real sandboxes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+from sandbox_k8s import SandboxClient, SandboxSpec
+from sandbox_k8s.cli import main
+
+pytestmark = pytest.mark.anyio
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sandbox_k8s.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+async def test_ps_exec_and_reap(client: SandboxClient, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        words = [arguments[0], "--root", str(root), *arguments[1:]]
+        code = await anyio.to_thread.run_sync(main, words)
+        return code, *capfd.readouterr()
+
+    sandbox = await client.start(SandboxSpec(labels={"task": "t 1"}))
+    session = await sandbox.session("work")
+    await session.run("X=kept")
+    code, listed, _ = await run("ps")
+    assert code == 0
+    header, row = listed.splitlines()
+    assert header.split()[:3] == ["ID", "STATE", "ISOLATION"]
+    assert row.split()[:4] == [sandbox.id, "running", sandbox.backend_name, "1"]
+    assert row.endswith("task=t 1")
+    assert await run("exec", sandbox.id[:6], "--", "echo out; echo err >&2; exit 5") == (5, "out\n", "err\n")
+    assert await run("exec", sandbox.id, "--", "printf", "%s.", "a b", "c") == (0, "a b.c.", "")
+    assert await run("exec", "--session", "work", sandbox.id, "--", "echo $X") == (0, "kept\n", "")
+    assert (await run("exec", "--timeout", "0.2", sandbox.id, "--", "sleep 60"))[0] == 124
+    assert await run("reap", "--dry-run") == (0, "would remove 0 dead sandboxes\n", "")
+    assert (await session.run("echo $X, still the owner")).stdout == b"kept, still the owner\n"
+
+
+def test_doctor_starts_a_sandbox(root: Path) -> None:
+    result = run("doctor", "--root", root)
+    assert result.returncode == 0, result.stderr
+    assert {"root", "launcher", "bubblewrap", "start", "command"} <= {
+        line.split()[0] for line in result.stdout.splitlines()
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["exec", "zz", "--", "true"], "no sandbox begins with 'zz'"),
+        (["exec"], "required"),
+        (["nonsense"], "invalid choice"),
+        ([], "required"),
+        (["ps", "--root", "/dev/null/x"], "LocalConfig.root"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(root: Path, arguments: list[str], says: str) -> None:
+    if arguments[:1] == ["exec"] and len(arguments) > 1:
+        arguments = [*arguments[:1], "--root", str(root), *arguments[1:]]
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_main_can_be_called(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--root", str(root)]) == 0
+    assert capsys.readouterr().out.startswith("ID ")

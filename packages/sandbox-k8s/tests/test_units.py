@@ -1,0 +1,153 @@
+"""Parts of the launcher on their own."""
+
+import io
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sandbox_k8s.launcher import multipart
+from sandbox_k8s.launcher.children import Children
+from sandbox_k8s.launcher.lease import Lease
+from sandbox_k8s.launcher.output import Capture
+from sandbox_k8s.launcher.replies import Replies, Reply
+from sandbox_k8s.launcher.web import BadRequestError, Body
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(0, 60))
+def test_capture_keeps_all_or_both_ends(chunks: list[bytes], limit: int) -> None:
+    capture = Capture(limit)
+    for chunk in chunks:
+        capture.add(chunk)
+    whole = b"".join(chunks)
+    head, tail = capture.parts()
+    assert capture.total == len(whole)
+    assert len(head) + len(tail) == min(len(whole), limit)
+    assert whole.startswith(head)
+    assert whole.endswith(tail)
+
+
+@given(
+    content=st.binary(max_size=300),
+    fields=st.dictionaries(
+        st.text("abc", min_size=1, max_size=3), st.text("xyz\r\n-", max_size=20), max_size=3
+    ),
+    boundary=st.text("abc-", min_size=1, max_size=10),
+)
+def test_multipart_gives_back_what_was_put_in(content: bytes, fields: dict[str, str], boundary: str) -> None:
+    mark = b"\r\n--" + boundary.encode()
+    if mark in b"\r\n" + content + mark[:-1] or any(mark in f"\r\n{v}".encode() for v in fields.values()):
+        return
+    parts = [('form-data; name="file"; filename="x"', content)]
+    parts += [
+        (f'form-data; name="{name}"', value.encode()) for name, value in fields.items() if name != "file"
+    ]
+    body = b"".join(
+        b"--%b\r\nContent-Disposition: %b\r\n\r\n%b\r\n" % (boundary.encode(), head.encode(), value)
+        for head, value in parts
+    )
+    sink = io.BytesIO()
+    stream = io.BytesIO(body + b"--" + boundary.encode() + b"--\r\n")
+    assert (
+        multipart.parse(stream, f"multipart/form-data; boundary={boundary}", file_field="file", sink=sink)
+        == fields
+    )
+    assert sink.getvalue() == content
+
+
+def test_multipart_that_breaks_off_is_an_error() -> None:
+    for text in (
+        b"",
+        b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nhalf',
+        b"--b\r\nnonsense\r\n\r\n\r\n--b--",
+    ):
+        with pytest.raises(multipart.MultipartError):
+            multipart.parse(
+                io.BytesIO(text), "multipart/form-data; boundary=b", file_field="file", sink=io.BytesIO()
+            )
+    with pytest.raises(multipart.MultipartError, match="boundary"):
+        multipart.parse(io.BytesIO(), "text/plain", file_field="file", sink=io.BytesIO())
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40)), st.integers(1, 50))
+def test_chunked_bodies(chunks: list[bytes], size: int) -> None:
+    encoded = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\nnext request"
+    stream = io.BytesIO(encoded)
+    body = Body(stream, None, chunked=True)
+    got = b""
+    while data := body.read(size):
+        assert len(data) == size or got + data == b"".join(chunks)
+        got += data
+    assert got == b"".join(chunks)
+    assert stream.read() == b"next request"
+
+
+def test_a_body_that_ends_early_is_an_error() -> None:
+    for body in (
+        Body(io.BytesIO(b"abc"), 5, chunked=False),
+        Body(io.BytesIO(b"5\r\nabc"), None, chunked=True),
+    ):
+        with pytest.raises(BadRequestError):
+            body.read()
+
+
+def test_an_exit_status_is_read_once_and_never_guessed() -> None:
+    """Two waiters on one process steal each other's status, and subprocess then reports 0."""
+    children = Children()
+    waiting = threading.Semaphore(0)
+    options = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin"}, "stdin": -3, "stdout": -3, "stderr": -3}
+    started = [
+        children.start(["sh", "-c", f"exit {number}"], on_exit=waiting.release, **options)
+        for number in range(40)
+    ]
+    for _ in started:
+        assert waiting.acquire(timeout=10)
+    assert [child.returncode for child in started] == list(range(40))
+    with pytest.raises(FileNotFoundError):
+        children.start(["no-such-program"], on_exit=waiting.release, **options)
+    assert children.alive() == []
+
+
+def test_a_lease_tells_its_changes_and_ends() -> None:
+    told: list[float | None] = []
+    lease = Lease(0.05, told.append)
+    lease.renew(busy_s=100.0)
+    left = lease.left_s()
+    assert left is not None
+    assert 99 < left <= 100.1
+    lease.change(None)
+    assert lease.left_s() is None
+    lease.change(0.05)
+    ended = threading.Thread(target=lease.wait_for_end, daemon=True)
+    ended.start()
+    ended.join(5)
+    assert not ended.is_alive()
+    assert len(told) == 3
+    assert told[1] is None
+
+
+def test_a_repetition_waits_for_the_first_and_gets_its_answer() -> None:
+    replies, begun, go_on = Replies(), threading.Event(), threading.Event()
+    runs: list[str] = []
+    answers: list[object] = []
+
+    def produce() -> Reply:
+        runs.append("run")
+        begun.set()
+        assert go_on.wait(10)
+        return Reply(b"answer")
+
+    threads = [threading.Thread(target=lambda: answers.append(replies.once("id", produce))) for _ in range(3)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert runs == ["run"]
+    assert answers == [Reply(b"answer")] * 3
+    assert replies.once("other", lambda: Reply(b"cut", repeatable=False)) == Reply(b"cut", repeatable=False)
+    assert replies.once("other", lambda: Reply(b"whole")) == Reply(b"whole")
+    assert os.getpid()
