@@ -39,9 +39,12 @@ def test_the_root_readme_begins_with_the_two_commands_that_ci_runs():
 
 
 def test_links_of_the_documents_lead_somewhere():
-    broken = []
-    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *READMES, *ROOT.glob("examples/*/*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
-            if "://" not in target and not (document.parent / target).exists():
-                broken.append(f"{document.relative_to(ROOT)}: {target}")
-    assert broken == []
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *READMES, *ROOT.glob("examples/*/*.md")]
+    links = [
+        (document, target)
+        for document in documents
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+        if "://" not in target
+    ]
+    assert len(links) > 5
+    assert [link for link in links if not (link[0].parent / link[1]).exists()] == []

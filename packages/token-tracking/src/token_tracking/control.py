@@ -19,7 +19,7 @@ from token_tracking.tokenizer import Tokenizer
 
 ControlPolicy = Literal["escape", "keep", "error"]
 """`escape`: control tokens in message text stay text. `keep`: they become control ids, as in an engine's own
-chat endpoint. `error`: `ControlTokenError`."""
+chat endpoint. `error`: `ControlTokenError`, except in assistant messages, where they are escaped."""
 
 MARK = "\ufdd0"
 LITERAL = "\ufdd1"
@@ -52,19 +52,23 @@ class ControlTokens:
         Raises:
             ControlTokenError: the policy is `error` and the text spells a control token.
         """
+        if self.policy == "error" and self._pattern and (found := self._pattern.search(text)):
+            raise ControlTokenError(f"message text spells the control token {found[0]!r} at {found.start()}")
+        return self._escape(text)
+
+    def _escape(self, text: str) -> str:
         if self.policy == "keep" or self._pattern is None:
             return text
         if MARK in text:
             text = text.replace(MARK, MARK + LITERAL)
-        if (found := self._pattern.search(text)) is None:
-            return text
-        if self.policy == "error":
-            raise ControlTokenError(f"message text spells the control token {found[0]!r} at {found.start()}")
         return self._pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], text)
 
     def mark_message(self, message: Message) -> dict[str, Any]:
-        """`message` with every string in it marked."""
-        return map_message(message, self.mark)
+        """`message` with every string in it marked.
+
+        What the model wrote is never refused: an assistant message is escaped under `error` too.
+        """
+        return map_message(message, self._escape if message["role"] == "assistant" else self.mark)
 
     def find(self, text: str, start: int = 0) -> Iterator[tuple[int, int]]:
         """Start and end of every unmarked control token in rendered text, from `start` on."""
@@ -81,12 +85,8 @@ class ControlTokens:
         if MARK not in text or self.policy == "keep" or self._pattern is None:
             return self.tokenizer.encode(text)
         ids: list[int] = []
-        at = 0
-        for match in self._pattern.finditer(text):
-            ids += self._encode_text(text[at : match.start()])
-            ids.append(self.tokenizer.special_tokens[match[0]])
-            at = match.end()
-        return ids + self._encode_text(text[at:])
-
-    def _encode_text(self, text: str) -> list[int]:
-        return self.tokenizer.encode_plain(self.unmark(text))
+        for piece, control in self.tokenizer.split(text):
+            ids += self.tokenizer.encode_plain(self.unmark(piece))
+            if control is not None:
+                ids.append(control)
+        return ids

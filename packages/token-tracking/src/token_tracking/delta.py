@@ -8,7 +8,7 @@ accepted only after randomised conversations gave the ids of full renders. Every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -19,8 +19,9 @@ from token_tracking.messages import Message
 from token_tracking.probe import GENERATE, Facts, Prober
 
 Hole = Literal["verbatim", "stripped"]
-PLAIN_FIELDS = {"role", "content", "tool_call_id", "name"}
+PLAIN_FIELDS = {"user": {"role", "content"}, "tool": {"role", "content", "tool_call_id", "name"}}
 ANSWER_ROLES = ("user", "tool")
+LONGEST_LITERAL = 64
 TRIALS = 24
 MARKER = "qzmarkerq"
 
@@ -73,19 +74,25 @@ class DeltaProgram(msgspec.Struct, frozen=True, kw_only=True):
     stable: frozenset[str]
     """Roles whose message may follow an assistant turn without any change to what was rendered before it."""
     trials: int
-    """Random conversations whose full render the program matched id by id."""
+    """Conversations made up for the proof whose full render the program matched id by id."""
 
-    def covers(self, messages: Sequence[Message]) -> bool:
-        """Whether the program knows these messages after an assistant turn."""
+    def covers(self, assistant: Message, messages: Sequence[Message]) -> bool:
+        """Whether the program knows these messages after an assistant turn.
+
+        Tool results are known after a turn with calls and user messages after one without, as they were
+        learnt: gpt-oss ends a turn with calls in another token.
+        """
+        if not messages or (messages[0]["role"] == "tool") != bool(assistant.get("tool_calls")):
+            return False
         previous = "assistant"
         for message in messages:
             role = message["role"]
             if (previous, role) not in self.joints or role not in self.holes:
                 return False
-            if not isinstance(message.get("content"), str) or not message.keys() <= PLAIN_FIELDS:
+            if not isinstance(message.get("content"), str) or not message.keys() <= PLAIN_FIELDS[role]:
                 return False
             previous = role
-        return bool(messages) and (previous, GENERATE) in self.joints
+        return (previous, GENERATE) in self.joints
 
     def is_stable(self, messages: Sequence[Message]) -> bool:
         """Whether appending these messages is known to change nothing that was rendered before."""
@@ -130,8 +137,14 @@ class Refusal(msgspec.Struct, frozen=True):
     why: str
 
 
-def compile_program(facts: Facts, prober: Prober, control: ControlTokens) -> DeltaProgram | Refusal:
-    """Learn the joints, then prove them on random conversations."""
+def compile_program(
+    facts: Facts, prober: Prober, control: ControlTokens, literals: Sequence[str]
+) -> DeltaProgram | Refusal:
+    """Learn the joints, then prove them on random conversations.
+
+    `literals` are the template's string constants. A template that looks into message text compares it with
+    one of them (GLM's `/nothink`), so contents made of each are part of the proof.
+    """
     if facts.end_text is None:
         return Refusal("the end of an assistant turn was not found in its render")
     joints = _learn_joints(facts, prober, control)
@@ -146,7 +159,7 @@ def compile_program(facts: Facts, prober: Prober, control: ControlTokens) -> Del
             "no role follows an assistant turn with a control token first and contents printed as they are"
         )
     kept = {pair: joint for pair, joint in usable.items() if {*pair} <= {*roles, "assistant", GENERATE}}
-    return _prove(facts, prober, control, kept, roles)
+    return _prove(facts, prober, control, kept, roles, literals)
 
 
 def _learn_joints(facts: Facts, prober: Prober, control: ControlTokens) -> dict[tuple[str, str], Joint]:
@@ -199,6 +212,7 @@ def _prove(
     control: ControlTokens,
     joints: dict[tuple[str, str], Joint],
     roles: list[str],
+    literals: Sequence[str],
 ) -> DeltaProgram | Refusal:
     """Accept each role with the way its contents are printed, or drop it."""
     why = "no role could be proven"
@@ -211,7 +225,7 @@ def _prove(
                 joints=pairs, holes=holes, stable=program.stable if program else frozenset(), trials=0
             )
             proof = _Proof(facts, prober, control, candidate)
-            if (failure := proof.run(role)) is None:
+            if (failure := proof.run(role) or proof.run_literals(role, literals)) is None:
                 stable = (candidate.stable | {role}) - proof.unstable
                 trials = proof.trials + (program.trials if program else 0)
                 program = msgspec.structs.replace(candidate, stable=stable, trials=trials)
@@ -240,11 +254,27 @@ class _Proof:
             None if self.trials >= TRIALS // 2 else f"{role}: the template refused most random conversations"
         )
 
+    def run_literals(self, role: str, literals: Sequence[str]) -> str | None:
+        """None if contents made of the template's own string constants matched too."""
+        for literal in literals:
+            if not 0 < len(literal) <= LONGEST_LITERAL:
+                continue
+            for content in (literal, f"{literal} x {literal}"):
+                assistant, end = self._assistant(role)
+                new = [self._prober.tool(content) if role == "tool" else {"role": role, "content": content}]
+                if (failure := self._check(role, self._prober.start(), assistant, end, new)) is not None:
+                    return failure
+        return None
+
     def _trial(self, role: str) -> str | None:
         history = self._history()
-        assistant, end = self._assistant("tool" if role == "tool" else "user")
-        new = self._answers(role, assistant)
-        if not self._program.covers(new):
+        assistant, end = self._assistant(role)
+        return self._check(role, history, assistant, end, self._answers(role, assistant))
+
+    def _check(
+        self, role: str, history: list[dict[str, Any]], assistant: Message, end: str, new: Sequence[Message]
+    ) -> str | None:
+        if not self._program.covers(assistant, new):
             return None
         render = [
             self._prober.text(self._marked(m), generate=True) for m in (history, [*history, assistant, *new])
@@ -320,6 +350,8 @@ def marked_turn(assistant: Message, facts: Facts) -> tuple[Message, str] | None:
     if facts.call_tail is None:
         return None
     last = calls[-1]
-    function = last["function"]
+    function = last.get("function")
+    if not isinstance(function, Mapping):
+        return None
     marked = {**last, "function": {**function, "arguments": f'{{"qzkeyq": "{MARKER}"}}'}}
     return {**assistant, "tool_calls": [*calls[:-1], marked]}, facts.call_tail

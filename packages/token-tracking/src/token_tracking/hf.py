@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from token_tracking.errors import TokenizerError
@@ -33,8 +33,9 @@ class HFTokenizer:
         self.name = name
         self.fingerprint = fingerprint
         self.named_tokens = dict(named_tokens)
-        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         added = backend.get_added_tokens_decoder()
+        # Not the number of ids: added tokens may leave gaps below them.
+        self.vocab_size = 1 + max(int(backend.get_vocab_size(with_added_tokens=False)) - 1, *added, -1)
         self.added_tokens = {token.content: index for index, token in added.items()}
         self._specials = {token.content: (index, token) for index, token in added.items() if token.special}
         self.special_tokens = {text: index for text, (index, _) in self._specials.items()}
@@ -64,18 +65,20 @@ class HFTokenizer:
         return self._encode_split(text)
 
     def _encode_split(self, text: str) -> list[int]:
-        if self._pattern is None:
-            return self.encode_plain(text)
         ids: list[int] = []
-        at = 0
-        for match in self._pattern.finditer(text):
-            if match.start() > at:
-                ids += self.encode_plain(text[at : match.start()])
-            ids.append(self.special_tokens[match[1]])
-            at = match.end()
-        if at < len(text):
-            ids += self.encode_plain(text[at:])
+        for piece, control in self.split(text):
+            ids += self.encode_plain(piece)
+            if control is not None:
+                ids.append(control)
         return ids
+
+    def split(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """See `Tokenizer.split`."""
+        at = 0
+        for match in self._pattern.finditer(text) if self._pattern else ():
+            yield text[at : match.start()], self.special_tokens[match[1]]
+            at = match.end()
+        yield text[at:], None
 
     def encode_plain(self, text: str) -> list[int]:
         """See `Tokenizer.encode_plain`."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from token_tracking.errors import LedgerError
-from token_tracking.sample import MAX_VERSION, NOT_SAMPLED, UNKNOWN_VERSION
+from token_tracking.sample import MAX_VERSION, NOT_SAMPLED, is_version
 
 Ids = Sequence[int] | npt.NDArray[Any]
 Logprobs = Sequence[float] | npt.NDArray[Any]
@@ -138,14 +138,13 @@ class TokenLedger:
                 range. Nothing was appended.
         """
         tokens = _ids(ids)
-        if not (weight_version == UNKNOWN_VERSION or 0 <= weight_version <= MAX_VERSION):
-            raise LedgerError(
-                f"weight version {weight_version}: need 0 <= version < 2**31, or -2 for unknown"
-            )
+        if not is_version(weight_version):
+            raise LedgerError(f"weight version {weight_version!r}: need an int in 0..2**31-1, or -2 (unknown)")
         if logprobs is None:
             values = np.full(len(tokens), np.nan, np.float32)
         else:
-            values = np.asarray(logprobs, dtype=np.float32)
+            with np.errstate(over="ignore"):  # a float64 beyond float32 becomes -inf, and is refused below
+                values = np.asarray(logprobs, dtype=np.float32)
             if values.shape != tokens.shape:
                 raise LedgerError(f"{values.size} log-probabilities for {len(tokens)} sampled ids")
             if not bool(np.all(np.isfinite(values) & (values <= 0))):
@@ -164,11 +163,13 @@ class TokenLedger:
         """Append all channels as another ledger's `channels()` gave them; for restoring.
 
         Raises:
-            LedgerError: a channel is missing, or lengths differ. Nothing was appended.
+            LedgerError: a channel is missing, or lengths or dtypes differ. Nothing was appended.
         """
         count = len(columns["ids"]) if "ids" in columns else 0
         if set(columns) != {name for name, _ in _CHANNELS} or any(len(c) != count for c in columns.values()):
             raise LedgerError("need all five channels, equally long")
+        if any(columns[name].ndim != 1 or columns[name].dtype != dtype for name, dtype in _CHANNELS):
+            raise LedgerError("need flat channels of the dtypes that channels() gives")
         self._block.append(dict(columns), count)
 
     def shared_length(self, other: TokenLedger) -> int:

@@ -11,16 +11,20 @@ from token_tracking.errors import TemplateError, UnsupportedContentError
 Message = Mapping[str, Any]
 
 
-def check(messages: Sequence[Message]) -> None:
+def check(messages: Sequence[Message], first: int = 0) -> None:
     """Refuse what would be rendered wrongly in silence.
 
     Raises:
-        TemplateError: a message has no role, or content that is neither text, parts, nor None.
+        TemplateError: a message has no role, content that is neither text, parts, nor None, or tool calls
+            that are not a list of mappings.
         UnsupportedContentError: a content part is not text.
     """
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages, first):
         if not isinstance(message.get("role"), str):
             raise TemplateError(f"message {index} has no role: {dict(message)!r:.200}")
+        calls = message.get("tool_calls") or ()
+        if not (isinstance(calls, (list, tuple)) and all(isinstance(c, Mapping) for c in cast("Any", calls))):
+            raise TemplateError(f"message {index}: tool_calls must be a list of mappings: {calls!r:.120}")
         content = message.get("content")
         if content is None or isinstance(content, str):
             continue
@@ -30,11 +34,70 @@ def check(messages: Sequence[Message]) -> None:
                 f"got {type(content).__name__}"
             )
         for part in cast("list[Any]", content):
-            if not (isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("text"), str)):
+            if not _is_text_part(part):
                 raise UnsupportedContentError(
                     f"message {index} ({message['role']}) has a part that is not text: {part!r:.120}; "
                     "images and audio are not supported"
                 )
+
+
+def _is_text_part(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    fields = cast("Mapping[str, Any]", part)
+    return fields.get("type", "text") == "text" and isinstance(fields.get("text"), str)
+
+
+def own(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
+    """Copies that nobody else can change, of messages that are safe to hold.
+
+    Args:
+        messages: from a harness.
+        first: index of the first of them in its history, for error messages.
+
+    Raises:
+        TemplateError: a message is not JSON-like, its text has no UTF-8 form, or its shape is wrong.
+        UnsupportedContentError: a content part is not text.
+    """
+    held: list[dict[str, Any]] = []
+    for index, message in enumerate(messages, first):
+        if not isinstance(cast("Any", message), Mapping):
+            raise TemplateError(f"message {index} must be a mapping, got {type(message).__name__}")
+        try:
+            held.append(_owned(message))
+        except _NotJSONError as error:
+            raise TemplateError(f"message {index} ({message.get('role')}): {error}") from error
+        except RecursionError as error:
+            raise TemplateError(f"message {index} ({message.get('role')}) is nested too deeply") from error
+    check(held, first)
+    return held
+
+
+class _NotJSONError(Exception):
+    pass
+
+
+def _owned(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return value if value.isascii() or value.encode() else value
+        except UnicodeEncodeError as error:
+            raise _NotJSONError(
+                f"U+{ord(value[error.start]):04X} at {error.start} of {value[:40]!r} is a lone surrogate, which "
+                'no tokenizer takes; decode bytes with errors="replace"'
+            ) from error
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        if wrong := [key for key in mapping if not isinstance(key, str)]:
+            raise _NotJSONError(f"the key {wrong[0]!r} is not a string")
+        return {_owned(key): _owned(item) for key, item in mapping.items()}
+    if isinstance(value, (list, tuple)):
+        return [_owned(item) for item in cast("Sequence[Any]", value)]
+    raise _NotJSONError(
+        f"holds a {type(value).__name__}; pass plain values (for example the object's model_dump())"
+    )
 
 
 def texts(message: Message) -> list[str]:
@@ -89,6 +152,24 @@ def _calls(calls: Any, change: Callable[[str], str]) -> Any:
     return changed
 
 
+def with_string_content(message: Message, index: int) -> Message:
+    """`message` with a list of one text part as that text.
+
+    Raises:
+        UnsupportedContentError: there are several parts; how to join them is not this package's to say.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = texts(message)
+    if len(parts) > 1:
+        raise UnsupportedContentError(
+            f"message {index} ({message['role']}) has {len(parts)} content parts, and the template does not "
+            "print content parts: pass the content as one string"
+        )
+    return {**message, "content": "".join(parts)}
+
+
 def with_arguments(message: Message, form: str) -> Message:
     """`message` with the arguments of its tool calls as JSON text (`"text"`) or as an object (`"object"`).
 
@@ -122,7 +203,12 @@ def _object_or_text(text: str) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return cast("Any", value) if isinstance(value, dict) else text
+    # JSON can spell a lone surrogate ("\ud800"), which a render would print and no tokenizer takes.
+    return map_text(value, _encodable) if isinstance(value, dict) else text
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def same(left: Message, right: Message) -> bool:

@@ -194,7 +194,7 @@ def _members(text: str) -> dict[str, tuple[Any, str]]:
     """Key to (value, its text) of a JSON object that is all of `text`."""
     if _nesting(text) > MAX_NESTING:
         raise ValueError(f"nested deeper than {MAX_NESTING}")
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_constant=_refuse_constant)
     members: dict[str, tuple[Any, str]] = {}
     at = _expect(text, _blank(text, 0), "{")
     while True:
@@ -214,6 +214,10 @@ def _members(text: str) -> dict[str, tuple[Any, str]]:
         if at != len(text):
             raise ValueError(f"text after the object: {text[at : at + 20]!r}")
         return members
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _nesting(text: str) -> int:

@@ -92,7 +92,7 @@ def _go_on(branch: Branch, index: int, keep: int, messages: Sequence[Message]) -
     if not new or not branch.turns or new[-1]["role"] == "assistant":
         return go_on
     program = branch.template.program
-    if program is not None and program.covers(pending) and program.is_stable(pending):
+    if program is not None and program.covers(messages[split - 1], pending) and program.is_stable(pending):
         return go_on
     text = branch.template.render_marked(messages, branch.control, generate=True)
     found = branch.template.delta(messages[:split], pending, branch.control)

@@ -49,6 +49,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     markers: Markers
     prints_tool_ids: bool
     """Tool messages show their `tool_call_id` or `name`: their text is not content alone."""
+    prints_parts: frozenset[str]
+    """Roles whose content may be a list of text parts; for the others it is given as one string."""
 
 
 class Prober:
@@ -124,6 +126,7 @@ def examine(render: Render, tokenizer: Tokenizer, tool_names: Sequence[str]) -> 
         prefill=_prefill(prober, tokenizer),
         markers=_markers(prober, tokenizer),
         prints_tool_ids=_prints_tool_ids(prober),
+        prints_parts=_prints_parts(prober),
     )
     return facts, prober
 
@@ -196,6 +199,26 @@ def _prints_tool_ids(prober: Prober) -> bool:
     tool = prober.tool("qzresultq") | {"tool_call_id": "qzidq", "name": "qzothernameq"}
     text = prober.text([*prober.start(), prober.assistant("", arguments=(_VALUE,)), tool])
     return text is None or "qzidq" in text or "qzothernameq" in text
+
+
+def _prints_parts(prober: Prober) -> frozenset[str]:
+    """Roles for which a list of one text part prints as its text does (others drop it, or print Python)."""
+    found: set[str] = set()
+    system = [{"role": "system", "content": "qzpartq"}] if prober.system else []
+    call = [prober.assistant("", arguments=(_VALUE,)), prober.tool("qzpartq")]
+    for messages, at in (
+        ([*system, {"role": "user", "content": "qzpartq"}], 0),
+        ([*prober.start(), prober.assistant("qzpartq")], -1),
+        ([*prober.start(), {"role": "user", "content": "qzpartq"}], -1),
+        ([{"role": "user", "content": "qzpartq"}], 0),
+        ([*prober.start(), *call], -1),
+    ):
+        parts = [dict(message) for message in messages]
+        parts[at]["content"] = [{"type": "text", "text": "qzpartq"}]
+        text = prober.text(messages)
+        if text is not None and "qzpartq" in text and prober.text(parts) == text:
+            found.add(messages[at]["role"])
+    return frozenset(found)
 
 
 def _markers(prober: Prober, tokenizer: Tokenizer) -> Markers:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from token_tracking.errors import RecordError
-from token_tracking.sample import MAX_VERSION, UNKNOWN_VERSION, FinishReason, LogprobKind
+from token_tracking.sample import UNKNOWN_VERSION, FinishReason, LogprobKind, is_version
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -43,12 +45,11 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "output_ids"):
             ids: npt.NDArray[np.int32] = self.prompt_ids if name == "prompt_ids" else self.output_ids
-            if ids.ndim != 1 or ids.dtype != np.int32:
-                raise RecordError(f"{name} must be a flat int32 array, got {ids.dtype} {ids.shape}")
+            _check_flat(name, ids, np.int32)
             if len(ids) and int(ids.min()) < 0:
                 raise RecordError(f"{name} holds the negative id {int(ids.min())}")
-        if not (self.weight_version == UNKNOWN_VERSION or 0 <= self.weight_version <= MAX_VERSION):
-            raise RecordError(f"weight version {self.weight_version}: need 0 <= version < 2**31, or -2")
+        if not is_version(self.weight_version):
+            raise RecordError(f"weight version {self.weight_version!r}: need an int in 0..2**31-1, or -2")
         self._check_logprobs()
         self._check_stop()
 
@@ -60,6 +61,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
         if self.logprobs is None:
             return
+        _check_flat("logprobs", self.logprobs, np.float32)
         if self.logprobs.shape != self.output_ids.shape:
             raise RecordError(f"{self.logprobs.size} log-probabilities for {len(self.output_ids)} output ids")
         good = np.isfinite(self.logprobs) & (self.logprobs <= 0)
@@ -80,6 +82,19 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.finish_reason == "stop" and last is None:
             raise RecordError("finish reason 'stop' without a single output id")
 
+    def check_vocabulary(self, size: int) -> None:
+        """Compare the sampled ids with the tokenizer's.
+
+        Raises:
+            RecordError: an id is `size` or more.
+        """
+        if len(self.output_ids) and (highest := int(self.output_ids.max())) >= size:
+            at = int(self.output_ids.argmax())
+            raise RecordError(
+                f"output token {at} has id {highest}, the tokenizer's ids end at {size - 1}: the engine serves "
+                "another model, or samples padding rows of its vocabulary (ban those ids)"
+            )
+
     def check_prompt(self, sent: npt.NDArray[np.int32]) -> None:
         """Compare the engine's prompt with the ids that were sent.
 
@@ -99,3 +114,13 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         n = len(sent)
         if n > 8 and len(self.output_ids) > n and np.array_equal(self.output_ids[:n], sent):
             raise RecordError("output_ids begin with the whole prompt: pass the sampled ids alone")
+
+
+def _check_flat(name: str, array: Any, dtype: type[np.generic]) -> None:
+    wanted = np.dtype(dtype).name
+    if not isinstance(array, np.ndarray):
+        raise RecordError(
+            f"{name} must be a flat {wanted} array, got a {type(array).__name__}: numpy.array(…, numpy.{wanted})"
+        )
+    if array.ndim != 1 or array.dtype != dtype:
+        raise RecordError(f"{name} must be a flat {wanted} array, got {array.dtype} {array.shape}")

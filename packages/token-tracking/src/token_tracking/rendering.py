@@ -55,8 +55,12 @@ class JinjaTemplate:
         functions["strftime_now"] = _strftime(now)
         try:
             self._template = environment.from_string(source)
+            constants = environment.parse(source).find_all(nodes.Const)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+
+        self.literals = tuple(sorted({c.value for c in constants if isinstance(c.value, str)}))
+        """Every string constant in the template's expressions: what it may look for in message text."""
 
     def render(
         self,

@@ -24,6 +24,17 @@ UNKNOWN_VERSION = -2
 """Weight version of a token that was sampled under weights whose version is not known."""
 MAX_VERSION = 2**31 - 1
 
+
+
+def is_version(value: object) -> bool:
+    """Whether a value can be the weight version of a sampled token: an int in 0..2**31-1, or -2."""
+    return (
+        isinstance(value, (int, np.integer))
+        and not isinstance(value, bool)
+        and (value == UNKNOWN_VERSION or 0 <= value <= MAX_VERSION)
+    )
+
+
 _HEX_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -169,6 +180,10 @@ def _check_identity(s: Sample) -> None:
 
 
 def _check_arrays(s: Sample) -> None:
+    for name in _ARRAYS:
+        array: Any = getattr(s, name)
+        if not isinstance(array, np.ndarray) and (array is not None or name in _ARRAYS[:4]):
+            raise SampleError(f"{name} must be a numpy array, got a {type(array).__name__}")
     n = len(s.token_ids)
     for name, array, dtype in (
         ("token_ids", s.token_ids, np.int32),

@@ -14,7 +14,7 @@ import msgspec
 from token_tracking.control import ControlPolicy, ControlTokens
 from token_tracking.delta import MARKER, Delta, DeltaProgram, Refusal, compile_program, marked_turn
 from token_tracking.errors import TemplateError
-from token_tracking.messages import Message, check, with_arguments
+from token_tracking.messages import Message, check, with_arguments, with_string_content
 from token_tracking.parse import CompletionParser, ParsedCompletion
 from token_tracking.probe import Prober, examine
 from token_tracking.rendering import JinjaTemplate
@@ -44,7 +44,7 @@ class ChatTemplate:
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         self.facts, prober = examine(self._probe_render, tokenizer, _names(tools))
         proof = ControlTokens(tokenizer, "escape" if tokenizer.splits_at_specials else "keep")
-        program = _no_strip(tokenizer) or compile_program(self.facts, prober, proof)
+        program = _no_strip(tokenizer) or compile_program(self.facts, prober, proof, jinja.literals)
         self.program: DeltaProgram | None = program if isinstance(program, DeltaProgram) else None
         self.refusal: str | None = program.why if isinstance(program, Refusal) else None
         self.stop_ids = self._stop_ids(prober)
@@ -72,7 +72,7 @@ class ChatTemplate:
             tokenizer: from `load_tokenizer`, or any object with its protocol.
             template: Jinja source.
             tools: JSON schemas of the tools that every render is given. They are part of the template's
-            identity.
+                identity.
             template_kwargs: variables of the template (`enable_thinking` and the like).
             now: the instant that `strftime_now` prints in every render. None: the present, read once.
 
@@ -141,7 +141,7 @@ class ChatTemplate:
             The delta and how it was found: `"program"` or `"marker"` (two full renders, compared). None if
             neither is certain.
         """
-        if self.program is not None and self.program.covers(new):
+        if self.program is not None and self.program.covers(history[-1], new):
             return self.program.run(new, control), "program"
         found = self._delta_by_marker(history, new, control)
         return None if found is None else (found, "marker")
@@ -190,6 +190,7 @@ class ChatTemplate:
             "system_message": facts.system,
             "tool_calls": facts.calls,
             "arguments": facts.arguments_form,
+            "content_parts": sorted(facts.prints_parts),
             "reasoning_field": facts.reasoning_field,
             "markers": {
                 name: None if value is None else decode([value])
@@ -234,9 +235,13 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], tools: Any, generate: bool) -> str:
         check(messages)
-        form = self.facts.arguments_form
+        form, parts = self.facts.arguments_form, self.facts.prints_parts
+        shown = (
+            message if message["role"] in parts else with_string_content(message, index)
+            for index, message in enumerate(messages)
+        )
         return self._jinja.render(
-            [with_arguments(message, form) for message in messages],
+            [with_arguments(message, form) for message in shown],
             tools=tools,
             add_generation_prompt=generate,
             variables=self.variables,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
+        """One past the highest id, added tokens included."""
         ...
 
     @property
@@ -60,6 +60,13 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; a control token's text becomes its id. Nothing is added (no BOS)."""
+        ...
+
+    def split(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Pieces of plain text, each with the id of the control token after it; None: the text ends there.
+
+        Blanks that a control token swallows (`lstrip`, `rstrip`) stand in no piece.
+        """
         ...
 
     def encode_plain(self, text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -157,5 +158,6 @@ def _said(parsed: ParsedCompletion) -> tuple[Any, ...]:
     return ((parsed.reasoning or "").strip(), parsed.content.strip(), calls)
 
 
-def _json(text: str) -> Any:
-    return msgspec.json.decode(text.encode())
+def _json(text: str) -> str:
+    # One spelling per value, so that 1, 1.0 and true stay apart (they are equal in Python).
+    return json.dumps(json.loads(text), sort_keys=True)

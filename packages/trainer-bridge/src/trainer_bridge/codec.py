@@ -1,0 +1,247 @@
+"""Samples to frames and back. One DATA message carries all parts of one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+from token_tracking.errors import SampleError
+from token_tracking.sample import Sample, Turn
+
+from trainer_bridge.config import MAX_PARTS, MAX_PAYLOAD_BYTES
+from trainer_bridge.errors import ErrorCode, ProtocolError, UnsendableError
+from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.messages import ArrayEntry, DataHead, PartBody, Scalar, TurnBody
+from trainer_bridge.payload import Array, Buffer, pack, unpack
+
+SCHEMA = "sample/1"
+SCHEMA_TEXT = """\
+sample/1
+array token_ids i4 [n] required
+array loss_mask u1 [n] required
+array logprobs f4 [n] required
+array versions i4 [n] required
+array kept_ids i4 [k] optional
+array kept_offsets i8 [n+1] optional
+array routed_experts integer [n-1,layers,top_k] optional
+part prompt_length turns reward in_loss in_baseline status source policy_run provenance extra
+turn start end finish_reason logprob_kind temperature top_p top_k min_p reward
+"""
+"""The schema in canonical form; both ends compare its hash in HELLO, so that drift shows at connect, not in
+the loss."""
+SCHEMA_HASH = xxhash.xxh3_64_intdigest(SCHEMA_TEXT.encode())
+
+_REQUIRED = ("token_ids", "loss_mask", "logprobs", "versions")
+_OPTIONAL = ("kept_ids", "kept_offsets", "routed_experts")
+_ALL = _REQUIRED + _OPTIONAL
+_SCALARS = (str, int, float, bool, type(None))
+
+
+class Frames(NamedTuple):
+    """A DATA message as it travels and lies on disk."""
+
+    head: bytes
+    payload: Buffer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both frames."""
+        return len(self.head) + len(self.payload)
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A rollout made ready to send, but for its place in a producer's sequence.
+
+    The heavy work (the copy and the hash) is done before a number is taken, so that it needs no lock.
+    """
+
+    head: DataHead
+    payload: bytes
+
+    def numbered(self, producer: bytes, epoch: int, sequence: int, created_ns: int) -> Frames:
+        """The frames, under this identity."""
+        head = msgspec.structs.replace(
+            self.head, producer=producer, epoch=epoch, sequence=sequence, created_ns=created_ns
+        )
+        return Frames(encode_head(head), self.payload)
+
+
+class Data(msgspec.Struct, frozen=True):
+    """A decoded DATA message. The samples' arrays are read-only views of the payload."""
+
+    head: DataHead
+    samples: tuple[Sample, ...]
+
+    @property
+    def rollout_id(self) -> str:
+        """32 hex characters."""
+        return self.head.rollout_id.hex()
+
+
+def draft(samples: Sequence[Sample], *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Draft:
+    """Make all parts of one rollout ready to send; their arrays are copied and may be reused at once.
+
+    Args:
+        samples: parts 0 to `parts - 1` in order, of one rollout and attempt.
+        max_payload_bytes: upper bound of the payload.
+
+    Raises:
+        UnsendableError: not the complete parts of one rollout, or a value that the wire cannot carry.
+    """
+    first = _one_rollout(samples)
+    named: list[tuple[str, Array]] = []
+    for part, sample in enumerate(samples):
+        for field in _ALL:
+            array: Array | None = getattr(sample, field)
+            if array is not None:
+                named.append((f"{part}/{field}", array))
+    nbytes = sum(array.nbytes for _, array in named)
+    if nbytes > max_payload_bytes:
+        raise UnsendableError(
+            f"rollout {first.rollout_id}: {nbytes} bytes of arrays, at most {max_payload_bytes} are allowed "
+            "(max_payload_bytes)"
+        )
+    table, payload = pack(named)
+    head = DataHead(
+        schema=SCHEMA,
+        producer=bytes(16),
+        epoch=0,
+        sequence=0,
+        created_ns=0,
+        rollout_id=bytes.fromhex(first.rollout_id),
+        group_id=bytes.fromhex(first.group_id),
+        attempt=first.attempt,
+        task_id=first.task_id,
+        parts=tuple(_part_body(sample) for sample in samples),
+        arrays=table,
+        payload_nbytes=len(payload),
+        payload_hash=xxhash.xxh3_64_intdigest(payload),
+    )
+    return Draft(head, payload)
+
+
+def decode_data(head: DataHead, payload: Buffer) -> Data:
+    """Check a payload against its head, and build the samples.
+
+    Raises:
+        ProtocolError: with the code of the first rule that is broken.
+    """
+    if head.schema != SCHEMA:
+        raise ProtocolError(ErrorCode.UNKNOWN_SCHEMA, f"schema {head.schema!r}, this side knows {SCHEMA!r}")
+    if len(head.producer) != 16 or len(head.rollout_id) != 16 or len(head.group_id) != 16:
+        raise ProtocolError(ErrorCode.BAD_BODY, "producer, rollout_id and group_id must have 16 bytes each")
+    if not 1 <= len(head.parts) <= MAX_PARTS:
+        raise ProtocolError(ErrorCode.BAD_BODY, f"{len(head.parts)} parts, 1 to {MAX_PARTS} are allowed")
+    if len(payload) != head.payload_nbytes:
+        raise ProtocolError(
+            ErrorCode.BAD_PAYLOAD_LENGTH, f"{len(payload)} bytes, the head says {head.payload_nbytes}"
+        )
+    if xxhash.xxh3_64_intdigest(payload) != head.payload_hash:
+        raise ProtocolError(
+            ErrorCode.BAD_PAYLOAD_HASH, "the payload's bytes do not match the hash in the head"
+        )
+    _check_names(head.arrays, len(head.parts))
+    arrays = unpack(head.arrays, payload)
+    return Data(head, tuple(_sample(head, i, part, arrays) for i, part in enumerate(head.parts)))
+
+
+def decode_frames(frames: Sequence[Buffer]) -> Data:
+    """Decode a DATA message from its frames (also from a spool record).
+
+    Raises:
+        ProtocolError: also if the message is of another kind.
+    """
+    if not frames:
+        raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, "a message without frames")
+    head = decode_head(frames[0])
+    if not isinstance(head, DataHead):
+        raise ProtocolError(ErrorCode.UNKNOWN_KIND, f"expected DATA, got {type(head).__name__}")
+    if len(frames) != 2:
+        raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"DATA has 2 frames, got {len(frames)}")
+    return decode_data(head, frames[1])
+
+
+def _one_rollout(samples: Sequence[Sample]) -> Sample:
+    if not samples:
+        raise UnsendableError("no samples to send")
+    first = samples[0]
+    for part, sample in enumerate(samples):
+        shared = (sample.rollout_id, sample.group_id, sample.attempt, sample.task_id, sample.parts)
+        if shared != (first.rollout_id, first.group_id, first.attempt, first.task_id, first.parts):
+            raise UnsendableError(
+                f"rollout {first.rollout_id}: its parts must agree in rollout_id, group_id, attempt, "
+                "task_id and parts"
+            )
+        if sample.part != part:
+            raise UnsendableError(f"rollout {first.rollout_id}: part {sample.part} stands at place {part}")
+    if len(samples) != first.parts or first.parts > MAX_PARTS:
+        raise UnsendableError(
+            f"rollout {first.rollout_id}: {len(samples)} of {first.parts} parts given; all parts of a "
+            f"rollout are sent in one call, and there are at most {MAX_PARTS}"
+        )
+    return first
+
+
+def _part_body(sample: Sample) -> PartBody:
+    return PartBody(
+        prompt_length=sample.prompt_length,
+        turns=tuple(TurnBody(**msgspec.structs.asdict(turn)) for turn in sample.turns),
+        reward=sample.reward,
+        in_loss=sample.in_loss,
+        in_baseline=sample.in_baseline,
+        status=sample.status,
+        source=sample.source,
+        policy_run=sample.policy_run,
+        provenance=_scalars(sample, "provenance", sample.provenance),
+        extra=_scalars(sample, "extra", sample.extra),
+    )
+
+
+def _scalars(sample: Sample, field: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    for key, value in values.items():
+        if type(value) not in _SCALARS or type(key) is not str:
+            raise UnsendableError(
+                f"rollout {sample.rollout_id}: {field}[{key!r}] is a {type(value).__name__}; "
+                "only str, int, float, bool and None travel there, under str keys"
+            )
+        if type(value) is int and not -(2**63) <= value < 2**64:
+            raise UnsendableError(f"rollout {sample.rollout_id}: {field}[{key!r}] has more than 64 bits")
+    return dict(values)
+
+
+def _check_names(table: Sequence[ArrayEntry], parts: int) -> None:
+    names = {entry.name for entry in table}
+    for part in range(parts):
+        for field in _REQUIRED:
+            if f"{part}/{field}" not in names:
+                raise ProtocolError(ErrorCode.MISSING_ARRAY, f"array '{part}/{field}' is not in the table")
+    known = {f"{part}/{field}" for part in range(parts) for field in _ALL}
+    if not names <= known:
+        raise ProtocolError(ErrorCode.UNKNOWN_ARRAY, f"array {min(names - known)!r} is not in {SCHEMA}")
+
+
+def _sample(head: DataHead, index: int, part: PartBody, arrays: Mapping[str, Array]) -> Sample:
+    try:
+        return Sample(
+            rollout_id=head.rollout_id.hex(),
+            group_id=head.group_id.hex(),
+            attempt=head.attempt,
+            part=index,
+            parts=len(head.parts),
+            task_id=head.task_id,
+            prompt_length=part.prompt_length,
+            turns=tuple(Turn(**msgspec.structs.asdict(turn)) for turn in part.turns),
+            reward=part.reward,
+            in_loss=part.in_loss,
+            in_baseline=part.in_baseline,
+            status=part.status,
+            source=part.source,
+            policy_run=part.policy_run,
+            provenance=part.provenance,
+            extra=part.extra,
+            **{field: arrays.get(f"{index}/{field}") for field in _ALL},  # pyright: ignore[reportArgumentType]
+        )
+    except SampleError as error:
+        raise ProtocolError(ErrorCode.BAD_SAMPLE, f"part {index}: {error}") from error

@@ -1,0 +1,131 @@
+"""Lines for people and for scripts, and the signals that end a command."""
+
+from __future__ import annotations
+
+import json
+import math
+import select
+import signal
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from types import FrameType
+
+from token_tracking.sample import Sample
+
+Value = object
+
+COLUMNS = ("time", "producer", "task", "rollout", "part", "tokens", "trained", "reward", "status", "source")
+_WIDTHS = (8, 12, 28, 12, 5, 8, 8, 7, 9, 8)
+
+
+def write_line(text: str) -> None:
+    """One line to stdout, out at once, so that a reader at the other end of a pipe sees it."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def write_json(event: Mapping[str, Value]) -> None:
+    """One JSON object as a line."""
+    write_line(json.dumps(event, separators=(",", ":"), allow_nan=False))
+
+
+def reader_is_gone() -> bool:
+    """True: stdout is a pipe or a terminal whose other end was closed."""
+    poller = select.poll()
+    poller.register(sys.stdout, 0)
+    return any(flags & (select.POLLERR | select.POLLHUP) for _, flags in poller.poll(0))
+
+
+def sample_event(sample: Sample, *, producer: str, sequence: int, created_ns: int) -> dict[str, Value]:
+    """A sample as a JSON object: what it is, not its tokens."""
+    return {
+        "event": "sample",
+        "time_ns": created_ns,
+        "producer": producer,
+        "sequence": sequence,
+        "rollout_id": sample.rollout_id,
+        "group_id": sample.group_id,
+        "attempt": sample.attempt,
+        "part": sample.part,
+        "parts": sample.parts,
+        "task_id": sample.task_id,
+        "tokens": len(sample),
+        "prompt_tokens": sample.prompt_length,
+        "trained_tokens": sample.trained_tokens,
+        "turns": len(sample.turns),
+        "reward": sample.reward,
+        "status": sample.status,
+        "source": sample.source,
+        "in_loss": sample.in_loss,
+        "in_baseline": sample.in_baseline,
+    }
+
+
+def sample_cells(sample: Sample, *, producer: str, created_ns: int) -> tuple[str, ...]:
+    """A sample as one row of `COLUMNS`."""
+    reward = "-" if sample.reward is None or math.isnan(sample.reward) else f"{sample.reward:.3g}"
+    return (
+        datetime.fromtimestamp(created_ns / 1e9).strftime("%H:%M:%S"),
+        _plain(producer),
+        _plain(sample.task_id),
+        sample.rollout_id[:12],
+        f"{sample.part + 1}/{sample.parts}",
+        str(len(sample)),
+        str(sample.trained_tokens),
+        reward,
+        sample.status,
+        sample.source,
+    )
+
+
+def row(cells: tuple[str, ...]) -> str:
+    """Cells as a line of fixed columns."""
+    return "  ".join(_fit(cell, width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def _fit(cell: str, width: int) -> str:
+    return cell.ljust(width) if len(cell) <= width else cell[: width - 1] + "…"
+
+
+def _plain(text: str) -> str:
+    """Text from a peer, without anything that could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+class StopFlag:
+    """Becomes true when the process is asked to end."""
+
+    def __init__(self) -> None:
+        self.set = False
+
+
+@contextmanager
+def stop_flag() -> Generator[StopFlag]:
+    """SIGINT and SIGTERM set a flag instead of cutting the program off, until the block ends."""
+    flag = StopFlag()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        flag.set = True
+
+    old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interruptible() -> Generator[None]:
+    """SIGTERM raises KeyboardInterrupt, as SIGINT does."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)

@@ -1,0 +1,331 @@
+"""`SampleSender`: what a worker holds. `send` is quick; one thread of its own does the talking."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from token_tracking.sample import Sample
+
+from trainer_bridge.clock import Clock, SystemClock
+from trainer_bridge.codec import draft
+from trainer_bridge.config import Durability, SenderConfig
+from trainer_bridge.control import ControlState
+from trainer_bridge.errors import (
+    BackpressureError,
+    BridgeError,
+    ClosedError,
+    ConfigError,
+    ConnectError,
+    ForkedError,
+    RefusedError,
+    reason_of,
+)
+from trainer_bridge.outbox import MemoryOutbox, Outbox, SpoolOutbox
+from trainer_bridge.sender_loop import SenderEvent, SenderLoop
+from trainer_bridge.session import SenderSession
+from trainer_bridge.stats import Receipt, SenderStats
+from trainer_bridge.transport import ClientTransport
+from trainer_bridge.zmq_transport import ZmqClient
+
+log = logging.getLogger(__name__)
+
+BYE_S = 1.0
+"""`close` waits so long for the receiver's answer to BYE."""
+RECHECK_S = 1.0
+
+
+class SampleSender:
+    """Sends samples to one receiver: numbered, acknowledged, sent again after a lost connection.
+
+    With a spool, `send` returns as soon as the samples are as durable as asked for, whether or not a receiver
+    is there. Without one, they are kept in memory, the constructor waits for the receiver, and `send` waits
+    while too much is unsettled.
+
+    Args:
+        address: the receiver's, `tcp://HOST:PORT` or `ipc://PATH`.
+        spool: folder for unacknowledged samples, used by this sender alone; a later sender that opens it
+            sends what is left. None: memory only.
+        durability: what `send` waits for. None: `async` with a spool, `none` without.
+        producer: name for people. Empty: host and process id.
+        connect_timeout_s: without a spool: how long the constructor waits for the receiver, and how long
+            `send` puts up with its absence.
+        window: messages on the wire without an acknowledgement.
+        on_event: called for each `SenderEvent`, in the sender's own thread.
+        config: the rarer settings.
+        clock: time and ids.
+        transport: another network than ZeroMQ.
+
+    Raises:
+        AddressError: the address is malformed or not allowed without keys.
+        ConfigError: the settings contradict each other.
+        SpoolError: the spool cannot be used (the text says why).
+        ConnectError: no spool, and the receiver did not answer in time.
+        RefusedError: no spool, and the receiver said no.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        spool: Path | None = None,
+        durability: Durability | None = None,
+        producer: str = "",
+        connect_timeout_s: float = 10.0,
+        window: int = 64,
+        on_event: Callable[[SenderEvent], None] | None = None,
+        config: SenderConfig | None = None,
+        clock: Clock | None = None,
+        transport: ClientTransport | None = None,
+    ) -> None:
+        if durability is None:
+            durability = "none" if spool is None else "async"
+        if spool is None and durability != "none":
+            raise ConfigError(f"durability {durability!r} needs a spool folder (spool=...)")
+        if window < 1:
+            raise ConfigError(f"window must be at least 1, got {window}")
+        self._config = config or SenderConfig()
+        self._clock = clock or SystemClock()
+        self._address = address
+        self._spooled = spool is not None
+        self._connect_timeout_s = connect_timeout_s
+        self._pid = os.getpid()
+        self._closing = False
+        network: ClientTransport = transport or ZmqClient(
+            address,
+            max_payload_bytes=self._config.max_payload_bytes,
+            insecure=self._config.insecure,
+            timing=self._config.timing,
+        )
+        try:
+            outbox: Outbox = (
+                MemoryOutbox(self._config, self._clock)
+                if spool is None
+                else SpoolOutbox(spool, durability=durability, config=self._config, clock=self._clock)
+            )
+        except BridgeError:
+            network.close()
+            raise
+        session = SenderSession(
+            producer=outbox.producer,
+            name=producer or f"{socket.gethostname()}:{self._pid}",
+            streams=outbox.streams,
+            last=outbox.last,
+            settled=outbox.settled,
+            window=window,
+            settle=self._config.settle,
+            timing=self._config.timing,
+        )
+        self._first_own = outbox.last + 1
+        self._inherited = session.unsettled
+        self._loop = SenderLoop(
+            address=address,
+            transport=network,
+            outbox=outbox,
+            session=session,
+            timing=self._config.timing,
+            clock=self._clock,
+            on_event=on_event,
+        )
+        if not self._spooled:
+            self._await_connection()
+
+    @property
+    def control(self) -> ControlState:
+        """The state the trainer last asked for."""
+        return self._loop.session.control.state
+
+    def send(self, samples: Sample | Sequence[Sample], *, timeout_s: float | None = None) -> Receipt:
+        """Take samples over; durable at the level asked for when it returns. Safe from any thread.
+
+        Args:
+            samples: a sample, or samples in order; all parts of a rollout stand together, and become one
+                message. Their arrays are copied and may be reused.
+            timeout_s: how long to wait for room. None: as long as it takes (without a spool, and without a
+                receiver for `connect_timeout_s`, ConnectError ends the wait).
+
+        Raises:
+            UnsendableError: not whole rollouts, or a value that the wire cannot carry. Nothing was taken
+                over.
+            BackpressureError: no room within `timeout_s`. The rollouts before it, if any, were taken over.
+            ConnectError: no spool, and the receiver has been away for too long.
+            RefusedError: the receiver said no.
+            SpoolError: the disk did not take the samples.
+            ClosedError, ForkedError: the sender cannot be used here.
+        """
+        self._check_process()
+        drafts = [
+            draft(rollout, max_payload_bytes=self._config.max_payload_bytes)
+            for rollout in _by_rollout([samples] if isinstance(samples, Sample) else samples)
+        ]
+        deadline_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        seqs: list[int] = []
+        for each in drafts:
+            with self._loop.changed:
+                self._await_room(deadline_s)
+                seqs.append(self._loop.append(each))
+        self._loop.wake()
+        self._loop.outbox.wait_durable(seqs[-1])
+        return Receipt(tuple(seqs))
+
+    def stats(self) -> SenderStats:
+        """Counts as of now; also after `close`."""
+        self._check_process()
+        with self._loop.changed:
+            return self._stats()
+
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Wait until everything is acknowledged at the level asked for.
+
+        Returns:
+            False if it took longer, or the receiver refused this sender.
+
+        Raises:
+            ForkedError: the sender cannot be used here.
+        """
+        self._check_process()
+        with self._loop.changed:
+            self._wait_settled(timeout_s)
+            return self._loop.session.unsettled == 0
+
+    def close(self, *, drain_s: float = 5.0) -> SenderStats:
+        """Wait for acknowledgements, say BYE, and free everything.
+
+        Args:
+            drain_s: the longest wait for acknowledgements. What is pending after it stays in the spool, if
+                there is one, and is reported either way: `pending`, `spooled` and `where` of the result, and
+                a logged warning.
+
+        Returns:
+            The final counts. A second call returns them again.
+        """
+        self._check_process()
+        loop = self._loop
+        with loop.changed:
+            first = not self._closing
+            self._closing = True
+            if first:
+                loop.changed.notify_all()
+                self._wait_settled(drain_s)
+                loop.say_bye()
+                loop.changed.wait_for(lambda: loop.session.state != "open" or loop.over, timeout=BYE_S)
+        loop.stop()
+        stats = self.stats()
+        if first and stats.pending:
+            log.warning(
+                "%d messages to %s are not acknowledged (%s); they lie in %s",
+                stats.pending,
+                self._address,
+                self._config.settle,
+                stats.where,
+            )
+        return stats
+
+    def __enter__(self) -> SampleSender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an error nobody wants to wait for a trainer.
+        self.close(drain_s=5.0 if error is None else 0.0)
+
+    # -- inside; the caller holds the lock
+
+    def _wait_settled(self, timeout_s: float) -> None:
+        loop = self._loop
+        loop.changed.wait_for(lambda: loop.session.unsettled == 0 or loop.over, timeout=timeout_s)
+
+    def _await_room(self, deadline_s: float | None) -> None:
+        loop = self._loop
+        while True:
+            self._check_usable()
+            if not loop.outbox.is_full(loop.session.unsettled):
+                return
+            remaining_s = None if deadline_s is None else deadline_s - self._clock.monotonic_s()
+            if remaining_s is not None and remaining_s <= 0:
+                raise BackpressureError(
+                    f"{loop.session.unsettled} messages to {self._address} are not acknowledged "
+                    f"({self._config.settle}) and there is no room for more: the trainer is slower than the "
+                    "workers, or commits too rarely; give a spool or a larger bound"
+                )
+            loop.changed.wait(RECHECK_S if remaining_s is None else min(remaining_s, RECHECK_S))
+
+    def _check_usable(self) -> None:
+        loop = self._loop
+        if self._closing:
+            raise ClosedError(f"the sender to {self._address} is closed")
+        if loop.failure is not None:
+            raise BridgeError(f"the sender to {self._address} has failed: {loop.failure}") from loop.failure
+        refusal = loop.session.refusal
+        if refusal is not None:
+            raise RefusedError(f"{self._address} refused this sender: {refusal.text}", refusal.code)
+        if loop.absent_since_s is not None and not self._spooled:
+            away_s = self._clock.monotonic_s() - loop.absent_since_s
+            if away_s > self._connect_timeout_s:
+                raise ConnectError(self._absence(away_s))
+
+    def _await_connection(self) -> None:
+        loop = self._loop
+        with loop.changed:
+            loop.changed.wait_for(
+                lambda: loop.session.state == "open" or loop.over, timeout=self._connect_timeout_s
+            )
+            if loop.session.state == "open":
+                return
+            try:
+                self._check_usable()
+                failure: BridgeError = ConnectError(self._absence(self._connect_timeout_s))
+            except BridgeError as error:
+                failure = error
+        self.close(drain_s=0.0)
+        raise failure
+
+    def _absence(self, away_s: float) -> str:
+        return (
+            f"no trainer-bridge receiver has answered at {self._address} for {away_s:.1f} s: start one "
+            "(`trainer-bridge receive --bind ...`), check host and port, or give a spool so that samples wait"
+        )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"this sender was opened in process {self._pid} and is used in its fork {os.getpid()}: "
+                "threads and sockets do not survive a fork; open a sender (with its own spool) in the child"
+            )
+
+    def _stats(self) -> SenderStats:
+        loop, session = self._loop, self._loop.session
+        pending = session.unsettled
+        sent = session.last - self._first_own + 1
+        return SenderStats(
+            address=self._address,
+            producer=loop.outbox.producer.hex(),
+            epoch=loop.outbox.streams[-1].epoch,
+            sent=sent,
+            inherited=self._inherited,
+            acknowledged=sent + self._inherited - pending - sum(session.dropped.values()),
+            pending=pending,
+            in_flight=session.in_flight,
+            spooled=pending if self._spooled else 0,
+            dropped={reason_of(code): n for code, n in session.dropped.items()},
+            resent=session.resent,
+            reconnects=max(loop.connects - 1, 0),
+            connected=session.state == "open",
+            last_error=loop.last_error,
+            where=loop.outbox.place(),
+        )
+
+
+def _by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:
+    rollouts: list[list[Sample]] = []
+    for sample in samples:
+        if rollouts and sample.part > 0 and rollouts[-1][0].key[:2] == sample.key[:2]:
+            rollouts[-1].append(sample)
+        else:
+            rollouts.append([sample])
+    return rollouts or [[]]

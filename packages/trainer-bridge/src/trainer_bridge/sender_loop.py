@@ -1,0 +1,218 @@
+"""`SenderLoop`: the one thread in which a sender's network, session and outbox meet."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from trainer_bridge.clock import Clock
+from trainer_bridge.codec import Draft
+from trainer_bridge.config import Timing
+from trainer_bridge.errors import BridgeError, ProtocolError, reason_of
+from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.outbox import Outbox
+from trainer_bridge.payload import Buffer
+from trainer_bridge.session import SenderSession
+from trainer_bridge.transport import ClientTransport
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+BATCH = 64
+
+EventKind = Literal["connected", "disconnected", "refused", "dropped", "control"]
+_WARNINGS: tuple[EventKind, ...] = ("disconnected", "refused", "dropped")
+
+
+class SenderEvent(NamedTuple):
+    """Something a user of the sender may want to show. Told in the sender's own thread: return quickly."""
+
+    kind: EventKind
+    text: str
+
+
+class SenderLoop:
+    """Moves messages between outbox and network until it is stopped.
+
+    `changed` guards the outbox, the session and the public fields; it is notified after every step.
+
+    Args:
+        address: for texts.
+        on_event: called without the lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        transport: ClientTransport,
+        outbox: Outbox,
+        session: SenderSession,
+        timing: Timing,
+        clock: Clock,
+        on_event: Callable[[SenderEvent], None] | None,
+    ) -> None:
+        self._address = address
+        self._transport = transport
+        self._timing = timing
+        self._clock = clock
+        self._on_event = on_event
+        self.outbox = outbox
+        self.session = session
+        self.changed = threading.Condition()
+        self.failure: Exception | None = None
+        """What ended the thread before its time."""
+        self.last_error = ""
+        self.connects = 0
+        self.absent_since_s: float | None = clock.monotonic_s()
+        """Since when no receiver is there. None: one is."""
+        self._closing = False
+        self._stop = False
+        self._checkpoint_s = clock.monotonic_s()
+        self._dropped_told = 0
+        self._thread = threading.Thread(
+            target=self._run, name=f"trainer-bridge sender {address}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """True: nothing more will be acknowledged (refused, failed or stopped)."""
+        return self.session.state == "refused" or self.failure is not None or not self._thread.is_alive()
+
+    def append(self, draft: Draft) -> int:
+        """Number a message and put it into the outbox; the caller holds `changed`, and wakes later."""
+        seq = self.outbox.last + 1
+        epoch = self.outbox.streams[-1].epoch
+        self.outbox.append(draft.numbered(self.outbox.producer, epoch, seq, self._clock.now_ns()))
+        self.session.last = seq
+        return seq
+
+    def wake(self) -> None:
+        """Something is to be sent."""
+        self._transport.wake()
+
+    def say_bye(self) -> None:
+        """End the session in order; the caller holds `changed`."""
+        self._closing = True
+        self.session.say_bye("closed")
+        self._transport.wake()
+
+    def stop(self) -> None:
+        """End the thread and free everything."""
+        self._stop = True
+        self._transport.wake()
+        self._thread.join()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                self._transport.wait(TICK_S)
+                with self.changed:
+                    events = self._step()
+                    self.changed.notify_all()
+                for event in events:
+                    self._tell(event)
+        except Exception as error:
+            log.exception("the sender to %s has failed", self._address)
+            with self.changed:
+                self.failure = error
+                self.last_error = str(error)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        with self.changed:
+            try:
+                self.outbox.close(self.session.settled)
+            except BridgeError as error:
+                self.failure = error
+                self.last_error = str(error)
+            self.session.disconnected()
+            self._transport.close()
+            self.changed.notify_all()
+
+    def _step(self) -> list[SenderEvent]:
+        now_s = self._clock.monotonic_s()
+        state = self.session.state
+        generation = self.session.control.state.generation
+        unsettled = self.session.unsettled
+        self._take_in(now_s)
+        if not self.session.tick(now_s):
+            self.last_error = f"{self._address} was silent for {self._timing.peer_timeout_s} s"
+            self.session.disconnected()
+            self._transport.reopen()
+        self._pump(now_s)
+        if self.session.unsettled < unsettled:
+            self.outbox.settle(self.session.settled)
+        if now_s - self._checkpoint_s >= self._timing.heartbeat_s:
+            self._checkpoint_s = now_s
+            self.outbox.checkpoint(self.session.settled)
+        return self._events(state, generation, now_s)
+
+    def _take_in(self, now_s: float) -> None:
+        for event in self._transport.events(BATCH):
+            if event.kind == "up":
+                self.session.connected(now_s)
+            elif event.kind == "down":
+                self.session.disconnected()
+            else:
+                self._on_frames(event.frames, now_s)
+
+    def _on_frames(self, frames: Sequence[Buffer], now_s: float) -> None:
+        try:
+            message = decode_head(frames[0] if frames else b"")
+        except ProtocolError as error:
+            self.last_error = str(error)
+            log.warning("%s sent something that is no message: %s", self._address, error)
+            self.session.on_garbage(error)
+            return
+        self.session.on_message(message, now_s)
+
+    def _pump(self, now_s: float) -> None:
+        for message in self.session.take_messages():
+            if not self._transport.send((encode_head(message),)):
+                return  # no connection: the session repeats what matters
+        for _ in range(BATCH):
+            seq = self.session.next_to_send()
+            if seq is None:
+                return
+            frames = self.outbox.frames(seq)
+            if not self._transport.send(frames):
+                return
+            self.session.mark_sent(seq, len(frames.payload), now_s)
+        self._transport.wake()  # more is to be sent, but incoming messages have their turn first
+
+    def _events(self, before: str, generation: int, now_s: float) -> list[SenderEvent]:
+        session = self.session
+        events: list[SenderEvent] = []
+        if session.state == "open" != before:
+            self.connects += 1
+            self.absent_since_s = None
+            events.append(SenderEvent("connected", f"connected to {self._address}"))
+        elif before == "open" and session.state in ("down", "greeting") and not self._closing:
+            self.absent_since_s = now_s
+            self.last_error = f"connection to {self._address} lost"
+            events.append(SenderEvent("disconnected", f"{self.last_error}, trying again"))
+        elif session.state == "refused" != before and session.refusal is not None:
+            self.last_error = session.refusal.text
+            events.append(SenderEvent("refused", f"{self._address} refused this sender: {self.last_error}"))
+        dropped = sum(session.dropped.values())
+        if dropped != self._dropped_told:
+            self._dropped_told = dropped
+            reasons = ", ".join(f"{reason_of(code)} {n}" for code, n in session.dropped.items())
+            events.append(SenderEvent("dropped", f"{self._address} refuses messages as invalid: {reasons}"))
+        control = session.control.state
+        if control.generation != generation:
+            text = f"{control.run_state}, weights version {control.weights_version}"
+            events.append(SenderEvent("control", text))
+        return events
+
+    def _tell(self, event: SenderEvent) -> None:
+        log.log(logging.WARNING if event.kind in _WARNINGS else logging.INFO, "%s", event.text)
+        if self._on_event is not None:
+            self._on_event(event)

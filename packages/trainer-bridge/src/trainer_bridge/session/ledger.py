@@ -1,0 +1,167 @@
+"""`Ledger`: every message that arrived, exactly once, and how far it has come."""
+
+from __future__ import annotations
+
+from trainer_bridge.codec import Data
+from trainer_bridge.errors import ErrorCode, ProtocolError
+from trainer_bridge.messages import DataHead, Hello
+from trainer_bridge.rollouts import RolloutIndex
+from trainer_bridge.session.peers import Accepted, Identity, Producer, StreamState
+
+MAX_GAPS = 1 << 16
+"""Holes in one epoch's sequence; a peer that makes more of them is broken or hostile."""
+MAX_EPOCHS = 4096
+"""Epochs of one producer that a HELLO may name."""
+
+
+class Ledger:
+    """Deduplication by (producer, epoch, sequence) and by (rollout, attempt), and the acknowledgement levels.
+
+    A message whose rollout came under another identity (a re-run of a worker) follows that one: it is
+    acknowledged together with it, and never delivered.
+
+    Args:
+        remember_rollouts: see `ReceiverConfig`.
+    """
+
+    def __init__(self, remember_rollouts: int) -> None:
+        self.producers: dict[bytes, Producer] = {}
+        self.rollouts = RolloutIndex(remember_rollouts)
+        self._followers: dict[Identity, list[Identity]] = {}
+        self._owners: dict[bytes, Identity] = {}
+        """Rollout id -> the message that brought it, until that is committed."""
+        self._open: dict[Identity, bytes] = {}
+        """The same, backwards."""
+
+    def claim(self, hello: Hello) -> Producer:
+        """The producer that a HELLO speaks for, brought up to date with what it says.
+
+        Raises:
+            ProtocolError: a later process has opened the same identity, or the HELLO is not valid.
+        """
+        if not 1 <= len(hello.streams) <= MAX_EPOCHS:
+            raise ProtocolError(
+                ErrorCode.BAD_BODY, f"HELLO names {len(hello.streams)} epochs, 1 to {MAX_EPOCHS} may be"
+            )
+        producer = self.producers.setdefault(hello.peer, Producer(hello.peer, hello.name))
+        if hello.epoch < producer.epoch:
+            raise ProtocolError(
+                ErrorCode.FENCED,
+                f"epoch {hello.epoch} of producer {hello.name} is over, epoch {producer.epoch} has been "
+                "here: another process has opened the same spool since",
+            )
+        producer.name = hello.name
+        producer.epoch = hello.epoch
+        # What HELLO does not name is settled: epochs that are over, and everything below `first` of the
+        # others.
+        producer.streams = {epoch: producer.stream(epoch) for epoch, _ in hello.streams}
+        for epoch, first in hello.streams:
+            state = producer.stream(epoch)
+            for level in (state.received, state.stored, state.committed):
+                level.raise_to(first - 1)
+        return producer
+
+    def is_new(self, producer: Producer, head: DataHead) -> bool:
+        """False: the message is a repetition, which is counted.
+
+        Raises:
+            ProtocolError: its place in the sequence makes no sense.
+        """
+        stream = producer.streams.get(head.epoch)
+        if stream is None or head.sequence < 1:
+            raise ProtocolError(
+                ErrorCode.BAD_SEQUENCE,
+                f"message {head.sequence} of epoch {head.epoch}, which HELLO did not name",
+            )
+        received = stream.received
+        if head.sequence in received:
+            producer.duplicates += 1
+            return False
+        if received.gaps >= MAX_GAPS and head.sequence > received.highest + 1:
+            raise ProtocolError(ErrorCode.BAD_SEQUENCE, f"more than {MAX_GAPS} holes in epoch {head.epoch}")
+        return True
+
+    def accept(self, data: Data, nbytes: int) -> Accepted | None:
+        """Take in a new, valid message. None: its rollout is here already, there is nothing to deliver."""
+        head = data.head
+        identity = Identity(head.producer, head.epoch, head.sequence)
+        producer = self.producers[head.producer]
+        producer.stream(head.epoch).received.add(head.sequence)
+        verdict = self.rollouts.judge(head.rollout_id, head.attempt)
+        if verdict == "new":
+            self.rollouts.take(head.rollout_id, head.attempt)
+            producer.messages += 1
+            producer.samples += len(data.samples)
+            self._enqueue(producer, identity, head.rollout_id, nbytes)
+            return Accepted(identity, data, nbytes)
+        owner = self._owners.get(head.rollout_id)
+        if verdict == "fenced":
+            producer.fenced += 1
+        else:
+            producer.duplicates += 1
+            if owner is not None:
+                self._follow(identity, owner)
+                return None
+        self._finish(identity)
+        return None
+
+    def restore(self, head: DataHead, *, committed: bool, nbytes: int) -> Identity:
+        """Take in a message that the store held at the start; in the order in which they were stored."""
+        identity = Identity(head.producer, head.epoch, head.sequence)
+        producer = self.producers.setdefault(head.producer, Producer(head.producer, head.producer.hex()[:8]))
+        producer.epoch = max(producer.epoch, head.epoch)
+        stream = producer.stream(head.epoch)
+        stream.received.add(head.sequence)
+        stream.stored.add(head.sequence)
+        self.rollouts.take(head.rollout_id, head.attempt)
+        if committed:
+            stream.committed.add(head.sequence)
+        else:
+            self._enqueue(producer, identity, head.rollout_id, nbytes)
+        return identity
+
+    def mark_taken(self, identity: Identity, nbytes: int) -> None:
+        """The consumer took a message out of the queue."""
+        producer = self.producers[identity.producer]
+        producer.queued -= 1
+        producer.queued_bytes -= nbytes
+
+    def mark_stored(self, identity: Identity) -> set[bytes]:
+        """The message is on the store's disk; returns the producers that are to be told."""
+        identities = (identity, *self._followers.get(identity, ()))
+        for each in identities:
+            self._stream(each).stored.add(each.sequence)
+        return {each.producer for each in identities}
+
+    def mark_committed(self, identity: Identity) -> set[bytes]:
+        """The consumer is done with the message for good; returns the producers that are to be told."""
+        rollout_id = self._open.pop(identity, None)
+        if rollout_id is not None:
+            del self._owners[rollout_id]
+        identities = (identity, *self._followers.pop(identity, ()))
+        for each in identities:
+            self._finish(each)
+        return {each.producer for each in identities}
+
+    def _enqueue(self, producer: Producer, identity: Identity, rollout_id: bytes, nbytes: int) -> None:
+        former = self._owners.get(rollout_id)
+        if former is not None:
+            # A later attempt replaces one that still waits; each is committed by itself.
+            self._open.pop(former, None)
+        self._owners[rollout_id] = identity
+        self._open[identity] = rollout_id
+        producer.queued += 1
+        producer.queued_bytes += nbytes
+
+    def _follow(self, identity: Identity, owner: Identity) -> None:
+        self._followers.setdefault(owner, []).append(identity)
+        if owner.sequence in self._stream(owner).stored:
+            self._stream(identity).stored.add(identity.sequence)
+
+    def _finish(self, identity: Identity) -> None:
+        stream = self._stream(identity)
+        stream.stored.add(identity.sequence)
+        stream.committed.add(identity.sequence)
+
+    def _stream(self, identity: Identity) -> StreamState:
+        return self.producers[identity.producer].stream(identity.epoch)

@@ -1,0 +1,99 @@
+"""What a receiver keeps of each producer and each connection."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from trainer_bridge.codec import Data
+from trainer_bridge.messages import Levels, Role
+from trainer_bridge.seqset import SeqSet
+
+Presence = Literal["connected", "finished", "lost", "away"]
+"""`finished`: said BYE. `lost`: silent for too long, or replaced without a BYE. `away`: known from the
+store only."""
+
+
+class Identity(NamedTuple):
+    """Names one message for ever."""
+
+    producer: bytes
+    epoch: int
+    sequence: int
+
+
+class Accepted(NamedTuple):
+    """A message that is new: deliver it once."""
+
+    identity: Identity
+    data: Data
+    nbytes: int
+
+
+class StreamState(msgspec.Struct):
+    """How far one epoch of one producer has come."""
+
+    received: SeqSet = msgspec.field(default_factory=SeqSet)
+    stored: SeqSet = msgspec.field(default_factory=SeqSet)
+    committed: SeqSet = msgspec.field(default_factory=SeqSet)
+
+
+class Producer(msgspec.Struct):
+    """Everything known of one producer id, over all its connections."""
+
+    id: bytes
+    name: str
+    presence: Presence = "away"
+    epoch: int = 0
+    streams: dict[int, StreamState] = msgspec.field(default_factory=dict[int, StreamState])
+    peer: bytes | None = None
+    """Routing id of its live connection."""
+    messages: int = 0
+    samples: int = 0
+    duplicates: int = 0
+    fenced: int = 0
+    rejected: int = 0
+    queued: int = 0
+    queued_bytes: int = 0
+    reported_unsettled: int = 0
+    """Messages it says are not settled yet."""
+
+    def stream(self, epoch: int) -> StreamState:
+        """The state of one epoch, made when it is first met."""
+        return self.streams.setdefault(epoch, StreamState())
+
+    def levels(self) -> tuple[Levels, ...]:
+        """Everything known, as it stands in ACK and WELCOME."""
+        return tuple(
+            Levels(epoch, state.received.to_wire(), state.stored.to_wire(), state.committed.to_wire())
+            for epoch, state in self.streams.items()
+        )
+
+    @property
+    def highest(self) -> int:
+        """The largest sequence number that arrived."""
+        return max((state.received.highest for state in self.streams.values()), default=0)
+
+
+class Peer(msgspec.Struct):
+    """One connection that was welcomed."""
+
+    session: int
+    role: Role
+    id: bytes
+    name: str
+    heard_s: float
+    told_s: float
+    ack_due: bool = False
+    """Its ACK must go out now."""
+    ack_by_s: float | None = None
+    """Its ACK has news that may wait until then for more. None: no such news."""
+    credit_due: bool = False
+    """Something that its CREDIT says has changed."""
+    sequence_limit: int = 0
+    """As last told."""
+    byte_limit: int = 0
+    copies: int = 0
+    """Observers: copies sent."""
+    copy_limit: int = 0

@@ -1,0 +1,259 @@
+"""`ReceiverSession`: who is connected, and what each peer must be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer_bridge.codec import Data
+from trainer_bridge.config import ReceiverConfig
+from trainer_bridge.control import ControlBoard
+from trainer_bridge.errors import ErrorCode, ProtocolError
+from trainer_bridge.messages import (
+    Ack,
+    Bye,
+    Credit,
+    DataHead,
+    Error,
+    Hello,
+    Message,
+    Report,
+    Welcome,
+)
+from trainer_bridge.session.handshake import negotiate
+from trainer_bridge.session.ledger import Ledger
+from trainer_bridge.session.peers import Accepted, Identity, Peer, Presence, Producer
+
+ACK_DELAY_S = 0.005
+"""News of what was stored and committed waits so long for more. RECEIVED frees the window and does not."""
+
+
+class ReceiverSession:
+    """Handshakes, acknowledgements, credit and copies for observers, for all peers of one receiver.
+
+    Args:
+        receiver: 16 bytes, fresh for this start.
+        board: the control state that all peers are told.
+    """
+
+    def __init__(self, *, receiver: bytes, config: ReceiverConfig, board: ControlBoard) -> None:
+        self._receiver = receiver
+        self._config = config
+        self._board = board
+        self.ledger = Ledger(config.remember_rollouts)
+        self.peers: dict[bytes, Peer] = {}
+        self.rejected: dict[int, int] = {}
+        """Refused messages: error code -> count."""
+        self.skipped_copies = 0
+        """Copies that an observer did not get because it was too slow."""
+        self._out: list[tuple[bytes, Message]] = []
+
+    # -- the transport says
+
+    def on_message(self, peer_id: bytes, message: Message, now_s: float) -> None:
+        """Take in anything but DATA."""
+        if isinstance(message, Hello):
+            self._on_hello(peer_id, message, now_s)
+            return
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            if not isinstance(message, Bye | Error):
+                self._refuse(peer_id, 0, ErrorCode.NO_SESSION, "say HELLO first")
+            return
+        peer.heard_s = now_s
+        if isinstance(message, Bye) and message.session == peer.session:
+            self._forget(peer_id, peer, "finished")
+            self._out.append((peer_id, Bye(peer.session, "bye")))
+        elif isinstance(message, Report) and peer.role == "producer":
+            self.ledger.producers[peer.id].reported_unsettled = message.unsettled
+        elif isinstance(message, Credit) and peer.role == "observer" and message.session == peer.session:
+            peer.copy_limit = min(message.sequence_limit, peer.copies + self._config.observer_copies)
+
+    def on_data(self, peer_id: bytes, head: DataHead, now_s: float) -> bool:
+        """Look at the head of a DATA message. True: it is new; decode it, and call `accept` or `reject`.
+
+        Raises:
+            ProtocolError: it must not come from this peer, or not at this place; call `reject`.
+        """
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            self._refuse(peer_id, 0, ErrorCode.NO_SESSION, "say HELLO first")
+            return False
+        peer.heard_s = now_s
+        if peer.role != "producer" or head.producer != peer.id:
+            raise ProtocolError(ErrorCode.WRONG_ROLE, "DATA under another producer's id, or from an observer")
+        peer.ack_due = True
+        return self.ledger.is_new(self.ledger.producers[peer.id], head)
+
+    def accept(self, data: Data, nbytes: int) -> Accepted | None:
+        """A new message decoded well. None: its rollout is here already, there is nothing to deliver."""
+        return self.ledger.accept(data, nbytes)
+
+    def reject(self, peer_id: bytes, head: DataHead | None, error: ProtocolError) -> None:
+        """A message is not valid: count it and tell its sender which one."""
+        self.rejected[error.code] = self.rejected.get(error.code, 0) + 1
+        peer = self.peers.get(peer_id)
+        if peer is not None and peer.role == "producer":
+            self.ledger.producers[peer.id].rejected += 1
+        epoch, sequence = (head.epoch, head.sequence) if head is not None else (0, 0)
+        session = peer.session if peer is not None else 0
+        self._out.append((peer_id, Error(session, error.code, error.detail, epoch, sequence)))
+
+    def observers(self) -> Iterator[bytes]:
+        """Observers that get a copy of what was just accepted; one that is behind is skipped and counted."""
+        for peer_id, peer in self.peers.items():
+            if peer.role != "observer":
+                continue
+            if peer.copies < peer.copy_limit:
+                peer.copies += 1
+                yield peer_id
+            else:
+                self.skipped_copies += 1
+
+    def unreachable(self, peer_id: bytes) -> None:
+        """The transport has no way to this peer any more."""
+        peer = self.peers.get(peer_id)
+        if peer is not None:
+            self._forget(peer_id, peer, "lost")
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: heartbeats go out, silent peers are given up."""
+        timing = self._config.timing
+        for peer_id, peer in list(self.peers.items()):
+            if now_s - peer.heard_s > timing.peer_timeout_s:
+                self._forget(peer_id, peer, "lost")
+            elif now_s - peer.told_s >= timing.heartbeat_s:
+                peer.told_s = now_s
+                self._out.append((peer_id, self._board.state.message(peer.session)))
+                if peer.role == "producer":
+                    peer.ack_due = peer.credit_due = True
+
+    # -- the owner says
+
+    def mark_taken(self, identity: Identity, nbytes: int) -> bool:
+        """The consumer took a message out of the queue. True: its producer must hear of the room now."""
+        self.ledger.mark_taken(identity, nbytes)
+        peer = self._peer_of(identity.producer)
+        if peer is None:
+            return False
+        peer.credit_due = peer.credit_due or self._credit_moved(peer, self._credit(peer))
+        return peer.credit_due
+
+    def mark_stored(self, identity: Identity, now_s: float) -> None:
+        """The message is on the store's disk."""
+        self._ack_later(self.ledger.mark_stored(identity), now_s)
+
+    def mark_committed(self, identity: Identity, now_s: float) -> bool:
+        """The consumer is done with the message for good. True: `next_due_s` has changed."""
+        return self._ack_later(self.ledger.mark_committed(identity), now_s)
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When `take_messages` has more to say if nothing else happens. None: at the heartbeat."""
+        return min((p.ack_by_s for p in self.peers.values() if p.ack_by_s is not None), default=None)
+
+    def publish(self) -> None:
+        """The control state changed: tell everyone now, not at the next heartbeat."""
+        for peer_id, peer in self.peers.items():
+            self._out.append((peer_id, self._board.state.message(peer.session)))
+
+    def say_bye(self, reason: str) -> None:
+        """The receiver closes: tell all peers."""
+        for peer_id, peer in self.peers.items():
+            self._out.append((peer_id, Bye(peer.session, reason)))
+
+    def take_messages(self, now_s: float) -> list[tuple[bytes, Message]]:
+        """What is to be sent now; one ACK for each producer that something new is known for."""
+        for peer_id, peer in self.peers.items():
+            if peer.ack_due or (peer.ack_by_s is not None and now_s >= peer.ack_by_s):
+                peer.ack_due = False
+                peer.ack_by_s = None
+                self._out.append((peer_id, Ack(peer.session, self.ledger.producers[peer.id].levels())))
+                peer.credit_due = peer.credit_due or self._credit_moved(peer, self._credit(peer))
+            if peer.credit_due:
+                self._out.append((peer_id, self._tell_credit(peer)))
+        out, self._out = self._out, []
+        return out
+
+    # -- inside
+
+    def _on_hello(self, peer_id: bytes, hello: Hello, now_s: float) -> None:
+        known = self.peers.get(peer_id)
+        if known is not None and hello.session < known.session:
+            return  # overtaken by a later one on the same connection
+        try:
+            minor, schema, features = negotiate(hello)
+            producer = self._claim(peer_id, hello) if hello.role == "producer" else None
+        except ProtocolError as error:
+            self._refuse(peer_id, hello.session, error.code, error.detail)
+            return
+        peer = Peer(hello.session, hello.role, hello.peer, hello.name, heard_s=now_s, told_s=now_s)
+        self.peers[peer_id] = peer
+        credit = Credit(peer.session, 0, 0) if producer is None else self._tell_credit(peer)
+        welcome = Welcome(
+            session=hello.session,
+            receiver=self._receiver,
+            minor=minor,
+            schema=schema,
+            features=features,
+            window=self._config.window,
+            max_payload=self._config.max_payload_bytes,
+            control_address="",
+            acks=producer.levels() if producer is not None else (),
+            sequence_limit=credit.sequence_limit,
+            byte_limit=credit.byte_limit,
+        )
+        self._out += [(peer_id, welcome), (peer_id, self._board.state.message(peer.session))]
+
+    def _claim(self, peer_id: bytes, hello: Hello) -> Producer:
+        """Give a producer id to the connection that asks for it; an older connection loses it."""
+        producer = self.ledger.claim(hello)
+        if producer.peer is not None and producer.peer != peer_id:
+            old = self.peers.pop(producer.peer, None)
+            if old is not None:
+                self._refuse(
+                    producer.peer, old.session, ErrorCode.SUPERSEDED, "the same producer connected again"
+                )
+        producer.peer = peer_id
+        producer.presence = "connected"
+        return producer
+
+    def _forget(self, peer_id: bytes, peer: Peer, presence: Presence) -> None:
+        if peer.role == "producer":
+            producer = self.ledger.producers[peer.id]
+            producer.presence = presence
+            producer.peer = None
+            self._out.append((peer_id, Ack(peer.session, producer.levels())))
+        del self.peers[peer_id]
+
+    def _credit(self, peer: Peer) -> Credit:
+        producer = self.ledger.producers[peer.id]
+        sequence_limit = producer.highest + max(self._config.queue_messages - producer.queued, 0)
+        return Credit(peer.session, sequence_limit, max(self._config.queue_bytes - producer.queued_bytes, 0))
+
+    def _credit_moved(self, peer: Peer, credit: Credit) -> bool:
+        """True: by a quarter of the queue, or to or from nothing; less than that waits for the heartbeat."""
+        messages = abs(credit.sequence_limit - peer.sequence_limit) * 4 >= self._config.queue_messages
+        nbytes = abs(credit.byte_limit - peer.byte_limit) * 4 >= self._config.queue_bytes
+        return messages or nbytes or (credit.byte_limit == 0) != (peer.byte_limit == 0)
+
+    def _tell_credit(self, peer: Peer) -> Credit:
+        credit = self._credit(peer)
+        peer.credit_due = False
+        peer.sequence_limit, peer.byte_limit = credit.sequence_limit, credit.byte_limit
+        return credit
+
+    def _peer_of(self, producer_id: bytes) -> Peer | None:
+        peer_id = self.ledger.producers[producer_id].peer
+        return self.peers.get(peer_id) if peer_id is not None else None
+
+    def _ack_later(self, producer_ids: set[bytes], now_s: float) -> bool:
+        changed = False
+        for producer_id in producer_ids:
+            peer = self._peer_of(producer_id)
+            if peer is not None and peer.ack_by_s is None:
+                peer.ack_by_s = now_s + ACK_DELAY_S
+                changed = True
+        return changed
+
+    def _refuse(self, peer_id: bytes, session: int, code: ErrorCode, text: str) -> None:
+        self._out.append((peer_id, Error(session, code, text)))

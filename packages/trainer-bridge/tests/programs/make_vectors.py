@@ -1,0 +1,306 @@
+"""Writes the golden vectors into a folder: `python make_vectors.py DIR`. The same bytes every time.
+
+`index.json` lists them. A message has its frames as files, and what they mean or why they are refused;
+arrays are given as the hex of their bytes, because JSON has no NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from token_tracking.sample import Sample, Turn
+from trainer_bridge.codec import SCHEMA_HASH, Frames, draft
+from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.messages import (
+    Ack,
+    ArrayEntry,
+    Bye,
+    Control,
+    Credit,
+    DataHead,
+    Error,
+    Hello,
+    Levels,
+    Message,
+    Report,
+    Welcome,
+    WireSet,
+)
+from trainer_bridge.segment import Segment
+from trainer_bridge.testing import make_sample
+
+PRODUCER, RECEIVER = bytes(range(16)), bytes(range(16, 32))
+U64 = 2**64 - 1
+
+
+def signed(start: bytes) -> bytes:
+    return start + struct.pack("<Q", xxhash.xxh3_64_intdigest(start))
+
+
+def resigned(head: bytes, at: int, value: int) -> bytes:
+    raw = bytearray(head[:-8])
+    raw[at] = value
+    return signed(bytes(raw))
+
+
+def rich_rollout() -> tuple[Sample, ...]:
+    """Three parts: NaN with payload bits and -0.0, every optional array, no tokens at all."""
+    bits = np.array([0x7FC00000, 0x7FC00001, 0xFFC0BEEF, 0x80000000, 0xBF800000, 0x7FC00000], np.uint32)
+    shared: dict[str, Any] = {
+        "rollout_id": "00112233445566778899aabbccddeeff",
+        "group_id": "ff" * 16,
+        "attempt": 2,
+        "parts": 3,
+        "task_id": "pkg__repo-7 ünï",
+        "status": "completed",
+        "source": "sampled",
+        "policy_run": "run-1",
+    }
+    turn = Turn(
+        start=3,
+        end=5,
+        finish_reason="stop",
+        logprob_kind="raw",
+        temperature=1.0,
+        top_p=0.95,
+        top_k=-1,
+        min_p=0.0,
+        reward=0.5,
+    )
+    first = Sample(
+        part=0,
+        token_ids=np.array([1, 2, 3, 151643, 2**31 - 1, 0], np.int32),
+        loss_mask=np.array([0, 0, 0, 1, 1, 0], np.uint8),
+        logprobs=bits.view(np.float32),
+        versions=np.array([-1, -1, -1, 7, -2, -1], np.int32),
+        prompt_length=3,
+        turns=(turn,),
+        reward=1.0,
+        provenance={"engine": "sglang 0.5", "seed": U64, "low": -(2**63), "greedy": False, "none": None},
+        extra={"weight": 0.1},
+        **shared,
+    )
+    second = Sample(
+        part=1,
+        token_ids=np.array([5, 6], np.int32),
+        loss_mask=np.array([0, 1], np.uint8),
+        logprobs=np.array([np.nan, -0.25], np.float32),
+        versions=np.array([-1, 8], np.int32),
+        prompt_length=1,
+        turns=(Turn(start=1, end=2, finish_reason="length", logprob_kind="processed"),),
+        reward=None,
+        in_loss=False,
+        in_baseline=False,
+        kept_ids=np.array([6, 9, 12], np.int32),
+        kept_offsets=np.array([0, 0, 3], np.int64),
+        routed_experts=np.arange(6, dtype=np.int16).reshape(1, 3, 2),
+        **shared,
+    )
+    empty = Sample(
+        part=2,
+        token_ids=np.empty(0, np.int32),
+        loss_mask=np.empty(0, np.uint8),
+        logprobs=np.empty(0, np.float32),
+        versions=np.empty(0, np.int32),
+        prompt_length=0,
+        turns=(),
+        reward=-0.0,
+        **shared,
+    )
+    return first, second, empty
+
+
+def session_messages() -> dict[str, Message]:
+    schemas = (("sample/1", SCHEMA_HASH),)
+    levels = Levels(2, WireSet(7, ((9, 9), (11, 20))), WireSet(7), WireSet(3, ((5, 5),)))
+    return {
+        "hello": Hello(1, "producer", PRODUCER, "worker-3", 0, 0, schemas, (), 2, ((1, 4), (2, 9))),
+        "hello-observer": Hello(3, "observer", RECEIVER, "tail", 0, 0, schemas),
+        "welcome": Welcome(1, RECEIVER, 0, "sample/1", (), 64, 1 << 29, "", (levels,), 264, 1 << 28),
+        "ack-with-gaps": Ack(1, (levels,)),
+        "control": Control(1, 1_700_000_000_000_000_001, "pause", 12, -1, "run-1"),
+        "credit-edges": Credit(U64, U64, 0),
+        "bye": Bye(1, "closed"),
+        "error": Error(1, 11, "the payload's bytes do not match the hash in the head", 2, 10),
+        "report": Report(1, 5, 300, 17),
+    }  # fmt: skip
+
+
+def hostile(good: Frames) -> dict[str, tuple[str, list[bytes]]]:
+    head, payload = good.head, bytes(good.payload)
+    body = decode_head(head)
+    assert isinstance(body, DataHead)
+    first, *rest = body.arrays
+
+    def with_head(**changes: Any) -> list[bytes]:
+        return [encode_head(msgspec.structs.replace(body, **changes)), payload]
+
+    def with_entry(**changes: Any) -> list[bytes]:
+        entry: ArrayEntry = msgspec.structs.replace(first, **changes)
+        return with_head(arrays=(entry, *rest))
+
+    def with_part(**changes: Any) -> list[bytes]:
+        return with_head(parts=(msgspec.structs.replace(body.parts[0], **changes), *body.parts[1:]))
+
+    def with_more(entry: ArrayEntry, **changes: Any) -> list[bytes]:
+        return with_head(arrays=(*body.arrays, msgspec.structs.replace(entry, **changes)))
+
+    def raw_body(raw: bytes) -> list[bytes]:
+        return [signed(head[:8] + raw), payload]
+
+    overlapping = (first, msgspec.structs.replace(rest[0], offset=0), *rest[1:])
+    longer = payload + bytes(64)
+    left_over = msgspec.structs.replace(
+        body, payload_nbytes=len(longer), payload_hash=xxhash.xxh3_64_intdigest(longer)
+    )
+    skipped = signed(b"TB\x01\x00\x07\0\0\0" + b"\x93\x01\xa0" + b"\x91" * 50_000 + b"\xc0")
+    return {
+        "no-frames": ("wrong_frame_count", []),
+        "empty-head": ("short_head", [b"", payload]),
+        "short-head": ("short_head", [head[:15], payload]),
+        "bad-magic": ("bad_magic", [resigned(head, 0, ord("X")), payload]),
+        "wrong-major": ("wrong_major", [resigned(head, 2, 2), payload]),
+        "unknown-kind": ("unknown_kind", [resigned(head, 4, 99), payload]),
+        "flags": ("unknown_kind", [resigned(head, 5, 1), payload]),
+        "reserved": ("unknown_kind", [resigned(head, 7, 1), payload]),
+        "another-kind": ("unknown_kind", [encode_head(Bye(1, "")), payload]),
+        "cut-head": ("bad_head_hash", [head[:-1], payload]),
+        "flipped-head": ("bad_head_hash", [head[:20] + bytes([head[20] ^ 1]) + head[21:], payload]),
+        "body-not-msgpack": ("bad_body", raw_body(b"\xc1")),
+        "body-not-an-array": ("bad_body", raw_body(msgspec.msgpack.encode({"schema": 1}))),
+        "body-and-more": ("bad_body", [signed(head[:-8] + b"\xc0"), payload]),
+        "wrong-types": ("bad_body", raw_body(msgspec.msgpack.encode(["sample/1"] * 13))),
+        "depth-bomb": ("bad_body", raw_body(b"\x91" * 50_000 + b"\xc0")),
+        "depth-bomb-in-what-is-skipped": ("too_deep", [skipped, payload]),
+        "one-frame": ("wrong_frame_count", [head]),
+        "three-frames": ("wrong_frame_count", [head, payload, b""]),
+        "unknown-schema": ("unknown_schema", with_head(schema="sample/2")),
+        "short-id": ("bad_body", with_head(rollout_id=b"15 bytes only..")),
+        "no-parts": ("bad_body", with_head(parts=())),
+        "cut-payload": ("bad_payload_length", [head, payload[:-1]]),
+        "long-payload": ("bad_payload_length", [head, payload + b"\0"]),
+        "flipped-payload": ("bad_payload_hash", [head, bytes([payload[0] ^ 1]) + payload[1:]]),
+        "unknown-dtype": ("unknown_dtype", with_entry(dtype="O")),
+        "pickle-dtype": ("unknown_dtype", with_entry(dtype="pickle")),
+        "shape-mismatch": ("bad_shape", with_entry(shape=(7,))),
+        "shape-overflow": ("bad_shape", with_entry(shape=(2**62, 2**62), nbytes=24)),
+        "shape-negative": ("bad_shape", with_entry(shape=(-6,), nbytes=24)),
+        "nine-dimensions": ("bad_shape", with_entry(shape=(1,) * 8 + (6,))),
+        "offset-past-end": ("bad_offset", with_entry(offset=1 << 40)),
+        "offset-not-aligned": ("bad_offset", with_entry(offset=4)),
+        "offset-overlaps": ("bad_offset", with_head(arrays=overlapping)),
+        "duplicate-array": (
+            "duplicate_array",
+            with_more(first, offset=(len(payload) + 63) // 64 * 64, nbytes=0, shape=(0,)),
+        ),
+        "missing-array": ("missing_array", with_head(arrays=tuple(rest))),
+        "unknown-array": ("unknown_array", with_more(rest[-1], name="0/surprise")),
+        "bytes-left-over": ("bad_payload_length", [encode_head(left_over), longer]),
+        "mask-without-version": ("bad_sample", with_part(turns=())),
+        "prompt-too-long": ("bad_sample", with_part(prompt_length=99)),
+    }
+
+
+def plain(value: Any) -> Any:
+    """A message as JSON: bytes as hex."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def meaning(sample: Sample) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name in sample.__struct_fields__:
+        value = getattr(sample, name)
+        if isinstance(value, np.ndarray):
+            little = value.astype(value.dtype.newbyteorder("<"))
+            out[name] = {
+                "dtype": little.dtype.str[1:],
+                "shape": list(value.shape),
+                "hex": little.tobytes().hex(),
+            }
+        else:
+            out[name] = plain(value)
+    return out
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {
+        "version": 1,
+        "schema_hash": SCHEMA_HASH,
+        "messages": {},
+        "data": {},
+        "hostile": {},
+    }
+
+    def put(name: str, frames: list[bytes]) -> list[str]:
+        files = [f"{name}.{i}.bin" for i in range(len(frames))]
+        for file, frame in zip(files, frames, strict=True):
+            (folder / file).write_bytes(frame)
+        return files
+
+    for name, message in session_messages().items():
+        index["messages"][name] = {
+            "frames": put(name, [encode_head(message)]),
+            "kind": type(message).__name__.upper(),
+            "body": plain(message),
+        }
+    later = signed(b"TB\x01\x05\x07\0\0\0" + msgspec.msgpack.encode([1, "closed", "later", {"deep": [1]}]))
+    index["messages"]["bye-of-minor-5"] = {
+        "frames": put("bye-of-minor-5", [later]),
+        "kind": "BYE",
+        "body": {"session": 1, "reason": "closed"},
+    }
+    for name, rollout, sequence in (
+        ("data-rich", rich_rollout(), U64),
+        ("data-plain", (make_sample(1, tokens=16),), 1),
+    ):
+        frames = draft(rollout).numbered(PRODUCER, 3, sequence, 1_700_000_000_000_000_000)
+        index["data"][name] = {
+            "frames": put(name, [frames.head, bytes(frames.payload)]),
+            "producer": PRODUCER.hex(),
+            "epoch": 3,
+            "sequence": sequence,
+            "created_ns": 1_700_000_000_000_000_000,
+            "samples": [meaning(sample) for sample in rollout],
+        }
+    good = draft(rich_rollout()).numbered(PRODUCER, 3, 1, 0)
+    for name, (error, frames) in hostile(good).items():
+        index["hostile"][name] = {"frames": put(f"hostile-{name}", frames), "error": error}
+    index["segments"] = segments(folder)
+    (folder / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
+
+
+def segments(folder: Path) -> dict[str, Any]:
+    path = folder / "good.tbs"
+    path.unlink(missing_ok=True)
+    segment, file = Segment.create(path, 41, 1_700_000_000_000_000_000)
+    for n in range(3):
+        segment.append(file, draft([make_sample(n, tokens=8)]).numbered(PRODUCER, 1, 41 + n, 0))
+    file.close()
+    raw = path.read_bytes()
+    (folder / "torn.tbs").write_bytes(raw[:-10])
+    flipped = bytearray(raw)
+    flipped[segment.offsets[1] + 40] ^= 4
+    (folder / "flipped.tbs").write_bytes(bytes(flipped))
+    return {
+        "good.tbs": {"records": [41, 42, 43], "torn": False},
+        "torn.tbs": {"records": [41, 42], "torn": True},
+        "flipped.tbs": {"records": [41], "torn": True},
+    }
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,258 @@
+"""The command line as users run it: real processes, their exit codes and what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from trainer_bridge import SampleReceiver, SampleSender
+from trainer_bridge.segment_log import segment_paths
+from trainer_bridge.testing import make_rollout, make_sample
+
+COMMAND = [sys.executable, "-m", "trainer_bridge"]
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[subprocess.Popen[str]] = []
+
+    def spawn(*argv: object, stdout: int | IO[Any] = subprocess.PIPE) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*COMMAND, *map(str, argv)], stdout=stdout, stderr=subprocess.PIPE, text=True
+        )
+        running.append(process)
+        return process
+
+    yield spawn
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def fails(*argv: object) -> str:
+    """Run a command that cannot start; its one line of error."""
+    done = subprocess.run([*COMMAND, *map(str, argv)], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def listening(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    assert (first["event"], first["pid"]) == ("listening", process.pid)
+    return str(first["address"])
+
+
+def end(process: subprocess.Popen[str], number: int) -> list[str]:
+    process.send_signal(number)
+    out, err = process.communicate(timeout=3)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    return out.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_receive_ends_with_the_counts(start: Start, number: int) -> None:
+    process = start("receive", "--json")
+    with SampleSender(listening(process), producer="w1") as sender:
+        sender.send([*make_rollout(1, parts=2), make_sample(2)])
+        assert sender.wait_settled(10.0)
+    lines = [json.loads(line) for line in end(process, number)]
+    assert [(e["event"], e.get("rollout_id"), e.get("part"), e.get("parts")) for e in lines] == [
+        ("sample", f"{1:032x}", 0, 2),
+        ("sample", f"{1:032x}", 1, 2),
+        ("sample", f"{2:032x}", 0, 1),
+        ("end", None, None, None),
+    ]
+    sample = make_sample(2)
+    assert {k: lines[2][k] for k in ("producer", "task_id", "tokens", "trained_tokens", "status")} == {
+        "producer": "w1", "task_id": "task-2", "tokens": 64, "trained_tokens": sample.trained_tokens,
+        "status": "completed",
+    }  # fmt: skip
+    assert (lines[-1]["rollouts"], lines[-1]["samples"], lines[-1]["committed"]) == (2, 3, 2)
+
+
+def test_receive_for_people(start: Start) -> None:
+    process = start("receive")
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[2]
+    header = process.stdout.readline()
+    with SampleSender(address, producer="w1") as sender:
+        sender.send(make_sample(1))
+        assert sender.wait_settled(10.0)
+    sample, counts = end(process, signal.SIGINT)
+    assert header.split()[:3] == ["time", "producer", "task"]
+    assert sample.split()[1:6] == ["w1", "task-1", "000000000000", "1/1", "64"]
+    assert counts.startswith("1 rollouts, 1 samples, 64 tokens; 1 committed")
+
+
+def test_bad_starts_say_what_where_and_what_to_do(tmp_path: Path) -> None:
+    with SampleReceiver() as receiver:
+        said = fails("receive", "--bind", receiver.address)
+        assert said == f"trainer-bridge receive: {receiver.address} is in use: " + (
+            "stop the program that listens there, or give another port (0: any free)\n"
+        )
+    assert "write tcp://HOST:PORT" in fails("receive", "--bind", "localhost:5000")
+    assert "insecure=True (--insecure)" in fails("receive", "--bind", "tcp://0.0.0.0:0")
+    (tmp_path / "file").write_text("")
+    assert "choose a folder that can be written to" in fails("receive", "--out", tmp_path / "file" / "x")
+    nobody = "tcp://127.0.0.1:1"
+    assert f"no trainer-bridge receiver has answered at {nobody}" in fails("tail", nobody, "--timeout", 0.3)
+    assert "holds no segments" in fails("audit", tmp_path)
+    assert "holds no segments" in fails("replay", tmp_path, "--to", nobody)
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = subprocess.run(
+        [*COMMAND, "receive", "--debug", "--bind", "nowhere"], capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_tail_looks_on_and_takes_nothing(start: Start) -> None:
+    with SampleReceiver() as receiver:
+        process = start("tail", receiver.address, "--json", "--count", 3)
+        wait_for_observer(receiver)
+        with SampleSender(receiver.address) as sender:
+            sender.send([make_sample(1), *make_rollout(2, parts=2), make_sample(3)])
+            out, _ = process.communicate(timeout=10)
+            assert process.returncode == 0
+            events = [json.loads(line) for line in out.splitlines()]
+            assert [e.get("task_id") for e in events] == ["task-1", "task-2", "task-2", None]
+            assert events[-1] == {"event": "end", "rollouts": 2, "samples": 3, "reason": "count"}
+            assert sender.stats().acknowledged == 0
+            assert receiver.stats().queued == 3
+            for _ in range(3):
+                lease = receiver.next(10.0)
+                assert lease is not None
+                lease.commit()
+
+
+def wait_for_observer(receiver: SampleReceiver, count: int = 1) -> None:
+    import threading
+
+    pause = threading.Event()
+    for _ in range(1000):
+        if receiver.stats().observers == count:
+            return
+        pause.wait(0.01)
+    raise AssertionError("no observer came")
+
+
+def test_tail_killed_9_leaves_the_receiver_unharmed(start: Start) -> None:
+    with SampleReceiver() as receiver, SampleSender(receiver.address) as sender:
+        process = start("tail", receiver.address)
+        wait_for_observer(receiver)
+        process.kill()
+        process.wait()
+        for n in range(200):
+            sender.send(make_sample(n, tokens=2000))
+            lease = receiver.next(10.0)
+            assert lease is not None
+            lease.commit()
+        assert sender.wait_settled(10.0)
+        wait_for_observer(receiver, 0)
+
+
+def test_tail_ends_when_the_receiver_does(start: Start) -> None:
+    with SampleReceiver() as receiver:
+        process = start("tail", receiver.address)
+        wait_for_observer(receiver)
+    out, _ = process.communicate(timeout=5)
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == "saw 0 samples of 0 rollouts (the receiver closed)"
+
+
+def test_tail_is_a_live_table_on_a_terminal(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    os.set_inheritable(theirs, True)
+    with SampleReceiver() as receiver:
+        monkeypatch.setenv("COLUMNS", "120")
+        process = start("tail", receiver.address, stdout=theirs)
+        os.close(theirs)
+        wait_for_observer(receiver)
+        with SampleSender(receiver.address) as sender:
+            sender.send(make_sample(1))
+            lease = receiver.next(10.0)
+            assert lease is not None
+            lease.commit()
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        shown += chunk
+    os.close(ours)
+    assert process.wait(5) == 0
+    text = shown.decode()
+    assert "1 samples seen" in text
+    assert "task-1" in text
+    assert "completed" in text
+
+
+def test_audit_and_replay(tmp_path: Path, start: Start) -> None:
+    with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
+        sender.send([*make_rollout(1, parts=2), make_sample(2)])
+        for _ in range(2):
+            lease = receiver.next(10.0)
+            assert lease is not None
+            lease.commit()
+    done = subprocess.run([*COMMAND, "audit", tmp_path], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0
+    assert done.stdout.startswith("2 records, 2 rollouts, 3 samples, 192 tokens\n")
+    process = start("receive", "--json")
+    address = listening(process)
+    for _ in range(2):  # again: the receiver drops what it has
+        again = subprocess.run(
+            [*COMMAND, "replay", tmp_path, "--to", address], capture_output=True, text=True, timeout=20
+        )
+        assert (again.returncode, again.stdout) == (0, "sent 2 rollouts, 2 acknowledged\n"), again.stderr
+    last = json.loads(end(process, signal.SIGTERM)[-1])
+    assert (last["rollouts"], last["samples"], last["duplicates"]) == (2, 3, 2)
+    (path,) = segment_paths(tmp_path / "samples")
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    done = subprocess.run([*COMMAND, "audit", path, "--json"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "record 2 at byte" in json.loads(done.stdout)["faults"][0]
+
+
+def test_an_idle_receive_ends_when_its_parent_is_gone(start: Start) -> None:
+    """agent-flow killed by -9 leaves no receiver behind."""
+    process = start("receive", "--json")
+    address = listening(process)
+    with SampleSender(address):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
+        assert process.wait(10) == 1
+    process.stdout = process.stderr = None
+
+
+def test_a_reader_that_goes_away_ends_receive_quietly(start: Start) -> None:
+    process = start("receive", "--json")
+    address = listening(process)
+    assert process.stdout is not None
+    process.stdout.close()
+    with SampleSender(address) as sender:
+        sender.send(make_sample(1))
+        assert process.wait(10) == 1
+        sender.close(drain_s=0.0)
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()

@@ -1,0 +1,400 @@
+"""The state machines of both ends over a network that loses, repeats and reorders: applied exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_bridge.codec import Frames, decode_data, draft
+from trainer_bridge.config import ReceiverConfig, Timing
+from trainer_bridge.control import ControlBoard
+from trainer_bridge.errors import ErrorCode, ProtocolError
+from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.memory_transport import Fault, MemoryClient, MemoryServer
+from trainer_bridge.messages import DataHead, Hello, Welcome
+from trainer_bridge.payload import Buffer
+from trainer_bridge.seqset import SeqSet
+from trainer_bridge.session import (
+    Identity,
+    ObserverSession,
+    ReceiverSession,
+    SenderSession,
+    Stream,
+    negotiate,
+)
+from trainer_bridge.session.handshake import SCHEMAS
+from trainer_bridge.testing import make_sample
+
+TIMING = Timing(heartbeat_s=1.0, peer_timeout_s=30.0, greet_again_s=1.0, resend_s=3.0)
+PRODUCER = b"p" * 16
+
+
+class Producer:
+    """A sender without threads: session, client and messages in a list."""
+
+    def __init__(
+        self, server: MemoryServer, *, window: int = 8, out: Fault, back: Fault, base: int = 0
+    ) -> None:
+        self.client = MemoryClient(server, outward=out, inward=back)
+        self.messages: list[Frames] = []
+        self.base = base
+        self.session = SenderSession(
+            producer=PRODUCER,
+            name="worker",
+            streams=[Stream(1, 1)],
+            last=0,
+            settled=SeqSet(),
+            window=window,
+            settle="committed",
+            timing=TIMING,
+        )
+
+    def send(self, rollout: int) -> None:
+        seq = len(self.messages) + 1
+        self.messages.append(draft([make_sample(rollout, tokens=8)]).numbered(PRODUCER, 1, seq, 0))
+        self.session.last = seq
+
+    def step(self, now_s: float) -> None:
+        for event in self.client.events(100):
+            if event.kind == "up":
+                self.session.connected(now_s)
+            elif event.kind == "down":
+                self.session.disconnected()
+            else:
+                self.session.on_message(decode_head(event.frames[0]), now_s)
+        if not self.session.tick(now_s):
+            self.session.disconnected()
+            self.client.reopen()
+        for message in self.session.take_messages():
+            self.client.send((encode_head(message),))
+        while (seq := self.session.next_to_send()) is not None:
+            self.client.send(self.messages[seq - 1])
+            self.session.mark_sent(seq, 100, now_s)
+
+
+class Consumer:
+    """A receiver without threads: session, server, and the rollouts in the order of being applied."""
+
+    def __init__(self, server: MemoryServer, *, config: ReceiverConfig | None = None) -> None:
+        self.server = server
+        self.config = config or ReceiverConfig(timing=TIMING)
+        self.session = ReceiverSession(receiver=b"r" * 16, config=self.config, board=ControlBoard())
+        self.applied: list[int] = []
+        self.queue: list[tuple[Identity, int, int]] = []
+        self.longest_queue = 0
+
+    def step(self, now_s: float, *, take: int = 100) -> None:
+        for peer, frames in self.server.receive(100):
+            message = decode_head(frames[0])
+            if not isinstance(message, DataHead):
+                self.session.on_message(peer, message, now_s)
+                continue
+            try:
+                if not self.session.on_data(peer, message, now_s):
+                    continue
+                accepted = self.session.accept(decode_data(message, frames[1]), 100)
+            except ProtocolError as error:
+                self.session.reject(peer, message, error)
+                continue
+            if accepted is not None:
+                self.queue.append((accepted.identity, int(accepted.data.rollout_id, 16), accepted.nbytes))
+        self.longest_queue = max(self.longest_queue, len(self.queue))
+        for identity, rollout, nbytes in self.queue[:take]:
+            self.session.mark_taken(identity, nbytes)
+            self.applied.append(rollout)
+            self.session.mark_committed(identity, now_s)
+        del self.queue[:take]
+        self.session.tick(now_s)
+        for peer, message in self.session.take_messages(now_s):
+            if self.server.send(peer, (encode_head(message),)) == "gone":
+                self.session.unreachable(peer)
+
+
+def faults(seed: int, loss: float, repeat: float, reorder: float) -> Fault:
+    """Loses, repeats and delays messages; a delayed one comes out with the next."""
+    rng = np.random.default_rng(seed)
+    held: list[Sequence[Buffer]] = []
+
+    def fault(frames: Sequence[Buffer]) -> Sequence[Sequence[Buffer]]:
+        out: list[Sequence[Buffer]] = []
+        if rng.random() >= loss:
+            out.append(frames)
+        if rng.random() < repeat:
+            out.append(frames)
+        if out and rng.random() < reorder:
+            held.append(out.pop())
+        if held and rng.random() < 0.5:
+            out.insert(int(rng.integers(len(out) + 1)), held.pop(int(rng.integers(len(held)))))
+        return out
+
+    return fault
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    loss=st.sampled_from([0.0, 0.1, 0.4]),
+    repeat=st.sampled_from([0.0, 0.3]),
+    reorder=st.sampled_from([0.0, 0.5]),
+    cuts=st.sets(st.integers(1, 40), max_size=4),
+    window=st.integers(1, 12),
+    queue=st.integers(1, 8),
+)
+def test_applied_exactly_once(
+    seed: int, loss: float, repeat: float, reorder: float, cuts: set[int], window: int, queue: int
+) -> None:
+    server = MemoryServer()
+    consumer = Consumer(server, config=ReceiverConfig(timing=TIMING, queue_messages=queue))
+    producer = Producer(
+        server,
+        window=window,
+        out=faults(seed, loss, repeat, reorder),
+        back=faults(seed + 1, loss, repeat, reorder),
+    )
+    count, now_s = 40, 0.0
+    for step in range(2000):
+        if step < count:
+            producer.send(step)
+        if step in cuts:
+            producer.client.cut()
+            producer.client.reopen()
+        producer.step(now_s)
+        consumer.step(now_s, take=1 + step % 3)
+        now_s += 0.5
+        if step >= count and producer.session.unsettled == 0:
+            break
+    assert producer.session.unsettled == 0
+    assert sorted(consumer.applied) == list(range(count))
+    if not (loss or reorder):
+        assert consumer.applied == list(range(count))
+    # Credit bounds the queue: a stale limit lets at most a window more through.
+    assert consumer.longest_queue <= queue + window
+    assert not producer.session.dropped
+    state = consumer.session.ledger.producers[PRODUCER].streams[1]
+    assert state.committed == SeqSet(count)
+    assert state.received.gaps == 0
+
+
+def pair(**config: object) -> tuple[Producer, Consumer]:
+    server = MemoryServer()
+    consumer = Consumer(server, config=ReceiverConfig(**{"timing": TIMING, **config}))
+    return Producer(server, out=lambda f: (f,), back=lambda f: (f,)), consumer
+
+
+def run(producer: Producer, consumer: Consumer, steps: int = 10, now_s: float = 0.0, take: int = 100) -> None:
+    for step in range(steps):
+        producer.step(now_s + step * 0.01)
+        consumer.step(now_s + step * 0.01, take=take)
+
+
+def test_a_receiver_that_forgot_everything_gets_what_was_not_committed() -> None:
+    producer, consumer = pair()
+    for n in range(6):
+        producer.send(n)
+    run(producer, consumer, take=2, steps=2)
+    assert consumer.applied == [0, 1]
+    run(producer, consumer, take=0)
+    assert producer.session.received.upto == 6
+    reborn = Consumer(MemoryServer())
+    producer.client.reopen(reborn.server)
+    run(producer, reborn)
+    assert reborn.applied == [2, 3, 4, 5]
+    assert producer.session.unsettled == 0
+
+
+def test_an_old_acknowledgement_does_not_count_for_a_new_connection() -> None:
+    producer, consumer = pair()
+    producer.send(1)
+    producer.step(0.0)
+    consumer.step(0.0, take=0)
+    late = producer.client.events(100)
+    producer.client.reopen(Consumer(MemoryServer()).server)
+    producer.step(0.1)
+    for event in late:
+        if event.kind == "message":
+            producer.session.on_message(decode_head(event.frames[0]), 0.1)
+    assert 1 not in producer.session.received
+
+
+def test_data_before_hello_is_answered_and_heals() -> None:
+    producer, consumer = pair()
+    producer.send(1)
+    run(producer, consumer)
+    # The receiver is replaced behind a connection that the sender believes to stand.
+    reborn = Consumer(consumer.server)
+    producer.send(2)
+    run(producer, reborn, now_s=1.0)
+    assert reborn.applied == [2]
+    assert producer.session.unsettled == 0
+
+
+def test_one_rollout_under_two_identities_is_applied_once_and_acknowledged_twice() -> None:
+    producer, consumer = pair()
+    producer.send(7)
+    producer.send(7)
+    run(producer, consumer, take=0)
+    state = consumer.session.ledger.producers[PRODUCER].streams[1]
+    assert state.received.upto == 2
+    assert state.committed.upto == 0  # the second waits for the first
+    run(producer, consumer, now_s=2.0)
+    assert consumer.applied == [7]
+    assert state.committed.upto == 2
+    assert consumer.session.ledger.producers[PRODUCER].duplicates == 1
+
+
+def test_an_attempt_that_was_replaced_is_not_applied_any_more() -> None:
+    producer, consumer = pair()
+    for seq, attempt in ((1, 1), (2, 0)):
+        sample = msgspec.structs.replace(make_sample(7, tokens=8), attempt=attempt)
+        producer.messages.append(draft([sample]).numbered(PRODUCER, 1, seq, 0))
+        producer.session.last = seq
+    run(producer, consumer)
+    assert consumer.applied == [7]
+    assert consumer.session.ledger.producers[PRODUCER].fenced == 1
+    assert producer.session.unsettled == 0
+
+
+def test_a_message_that_is_refused_three_times_is_dropped_with_a_counted_reason() -> None:
+    producer, consumer = pair()
+    good = draft([make_sample(1, tokens=8)]).numbered(PRODUCER, 1, 1, 0)
+    producer.messages.append(Frames(good.head, bytes(len(good.payload))))
+    producer.session.last = 1
+    producer.send(2)
+    run(producer, consumer, steps=10)
+    assert producer.session.dropped == {ErrorCode.BAD_PAYLOAD_HASH: 1}
+    assert consumer.session.rejected == {ErrorCode.BAD_PAYLOAD_HASH: 3}
+    assert consumer.applied == [2]
+    assert producer.session.unsettled == 0
+
+
+def test_credit_stops_a_producer_until_its_messages_are_taken() -> None:
+    producer, consumer = pair(queue_messages=4)
+    for n in range(20):
+        producer.send(n)
+    run(producer, consumer, take=0, steps=20)
+    assert len(consumer.queue) == 4
+    run(producer, consumer, take=1, steps=40, now_s=1.0)
+    assert consumer.applied == list(range(20))
+
+
+def test_bytes_are_bounded_too_but_one_message_always_fits() -> None:
+    producer, consumer = pair(queue_bytes=150)  # a message counts 100
+    for n in range(6):
+        producer.send(n)
+    run(producer, consumer, take=0, steps=20)
+    assert len(consumer.queue) <= 3
+    run(producer, consumer, take=1, steps=40, now_s=2.0)
+    assert consumer.applied == list(range(6))
+
+
+def test_control_is_state_and_the_newest_wins() -> None:
+    producer, consumer = pair()
+    run(producer, consumer)
+    board = ControlBoard(base=100)
+    first, second = board.set(run_state="pause"), board.set(weights_version=5)
+    session = producer.session.session
+    producer.session.on_message(second.message(session), 0.0)
+    producer.session.on_message(first.message(session), 0.0)
+    assert producer.session.control.state == second
+    assert (second.run_state, second.weights_version) == ("pause", 5)
+
+
+def hello(**changes: object) -> Hello:
+    fields: dict[str, object] = {
+        "session": 1,
+        "role": "producer",
+        "peer": PRODUCER,
+        "name": "worker",
+        "minor_min": 0,
+        "minor_max": 0,
+        "schemas": SCHEMAS,
+        "epoch": 1,
+        "streams": ((1, 1),),
+    }
+    return Hello(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def refusal_of(message: Hello) -> tuple[int, str]:
+    consumer = Consumer(MemoryServer())
+    consumer.session.on_message(b"x", message, 0.0)
+    ((_, answer),) = consumer.session.take_messages(0.0)
+    return answer.code, answer.text  # type: ignore[union-attr]
+
+
+def test_peers_that_have_nothing_in_common_are_told_why() -> None:
+    code, text = refusal_of(hello(minor_min=3, minor_max=4))
+    assert code == ErrorCode.NO_COMMON_VERSION
+    assert "upgrade trainer-bridge on the receiver's side" in text
+    code, text = refusal_of(hello(schemas=(("sample/1", 1),)))
+    assert code == ErrorCode.NO_COMMON_SCHEMA
+    assert "install the same trainer-bridge on both sides" in text
+    assert refusal_of(hello(peer=b"short"))[0] == ErrorCode.BAD_BODY
+    assert refusal_of(hello(streams=()))[0] == ErrorCode.BAD_BODY
+
+
+def test_a_newer_peer_is_met_at_our_level() -> None:
+    assert negotiate(hello(minor_max=9, features=("teleport",))) == (0, "sample/1", ())
+
+
+def test_an_identity_has_one_owner_and_the_latest_epoch_wins() -> None:
+    consumer = Consumer(MemoryServer())
+    consumer.session.on_message(b"old", hello(epoch=2, streams=((2, 1),)), 0.0)
+    consumer.session.on_message(b"new", hello(epoch=2, streams=((2, 1),), session=4), 0.0)
+    answers = consumer.session.take_messages(0.0)
+    codes = {peer: m.code for peer, m in answers if hasattr(m, "code")}
+    assert codes == {b"old": ErrorCode.SUPERSEDED}
+    consumer.session.on_message(b"zombie", hello(epoch=1), 0.0)
+    ((peer, answer),) = consumer.session.take_messages(0.0)
+    assert (peer, answer.code) == (b"zombie", ErrorCode.FENCED)  # type: ignore[union-attr]
+
+
+def test_an_observer_cannot_send_data_and_a_producer_only_its_own() -> None:
+    consumer = Consumer(MemoryServer())
+    consumer.session.on_message(b"o", hello(role="observer", epoch=0, streams=()), 0.0)
+    consumer.session.on_message(b"p", hello(peer=b"q" * 16), 0.0)
+    assert {type(m) for _, m in consumer.session.take_messages(0.0) if isinstance(m, Welcome)} == {Welcome}
+    frames = draft([make_sample(1)]).numbered(PRODUCER, 1, 1, 0)
+    for peer in (b"o", b"p"):
+        consumer.server.arrive(peer, frames)
+    consumer.step(0.0)
+    assert consumer.applied == []
+    assert consumer.session.rejected == {ErrorCode.WRONG_ROLE: 2}
+
+
+def test_a_slow_observer_misses_copies_and_nobody_else_notices() -> None:
+    producer, consumer = pair(observer_copies=3)
+    observer = ObserverSession(observer=b"o" * 16, name="looker", timing=TIMING)
+    observer.connected(0.0)
+    for message in observer.take_messages():
+        consumer.session.on_message(b"obs", message, 0.0)
+    observer.on_message(consumer.session.take_messages(0.0)[0][1], 0.0)
+    for message in observer.take_messages():  # credit for copies
+        consumer.session.on_message(b"obs", message, 0.0)
+    copies = [list(consumer.session.observers()) for _ in range(5)]
+    assert copies == [[b"obs"]] * 3 + [[]] * 2
+    assert consumer.session.skipped_copies == 2
+    producer.send(1)
+    run(producer, consumer)
+    assert consumer.applied == [1]
+
+
+def test_silence_is_noticed_on_both_sides() -> None:
+    producer, consumer = pair()
+    run(producer, consumer)
+    assert producer.session.tick(29.0)
+    assert not producer.session.tick(31.0)
+    consumer.session.tick(31.0)
+    assert consumer.session.ledger.producers[PRODUCER].presence == "lost"
+
+
+def test_bye_is_answered_and_the_producer_is_finished_not_lost() -> None:
+    producer, consumer = pair()
+    producer.send(1)
+    run(producer, consumer)
+    producer.session.say_bye("closed")
+    run(producer, consumer, now_s=1.0)
+    assert producer.session.state == "finished"
+    assert consumer.session.ledger.producers[PRODUCER].presence == "finished"
