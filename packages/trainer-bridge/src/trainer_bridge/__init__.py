@@ -26,6 +26,7 @@ from trainer_bridge.receiver_loop import ReceiverEvent
 from trainer_bridge.sender import SampleSender
 from trainer_bridge.sender_loop import SenderEvent
 from trainer_bridge.stats import ProducerStats, Receipt, ReceiverStats, SenderStats
+from trainer_bridge.stored import read_samples
 
 __all__ = [
     "AddressError",
@@ -55,4 +56,5 @@ __all__ = [
     "SpoolError",
     "Timing",
     "UnsendableError",
+    "read_samples",
 ]

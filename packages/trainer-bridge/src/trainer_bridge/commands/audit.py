@@ -6,8 +6,8 @@ from pathlib import Path
 
 from trainer_bridge.codec import decode_frames
 from trainer_bridge.commands.output import write_json, write_line
-from trainer_bridge.commands.stored import scan_segments
 from trainer_bridge.errors import ProtocolError
+from trainer_bridge.stored import scan_segments
 
 
 def audit(path: Path, *, as_json: bool) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 from trainer_bridge.clock import SystemClock
 from trainer_bridge.codec import decode_frames
 from trainer_bridge.commands.output import interruptible, write_json, write_line
-from trainer_bridge.commands.stored import find_segments, scan_segments
 from trainer_bridge.config import SenderConfig
 from trainer_bridge.errors import ProtocolError
 from trainer_bridge.sender import SampleSender
+from trainer_bridge.stored import find_segments, scan_segments
 
 WAIT_S = 0.5
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from token_tracking.sample import Sample
+
+from trainer_bridge.codec import decode_frames
 from trainer_bridge.errors import SpoolError
 from trainer_bridge.segment import Segment
 from trainer_bridge.segment_log import FOLDER, segment_paths
+
+log = logging.getLogger(__name__)
 
 
 def find_segments(path: Path) -> list[Path]:
@@ -36,3 +42,26 @@ def scan_segments(path: Path) -> Iterator[tuple[Segment, str, int]]:
             raise
         except OSError as error:
             raise SpoolError(f"cannot read {each}: {error.strerror or error}") from error
+
+
+def read_samples(path: Path) -> Iterator[Sample]:
+    """Every sample of a spool, a store or one segment, in the order of sending; changes nothing there.
+
+    Arrays are read-only views of the record they came in. A rollout that was sent twice comes twice. A torn
+    end, as a killed or still running writer leaves it, ends the iteration with a logged warning.
+
+    Args:
+        path: a `segment-*.tbs` file, a `samples` folder, or a folder that has one (a run folder).
+
+    Raises:
+        SpoolError: there is no segment, or a segment is damaged and others follow it.
+        ProtocolError: an intact record holds something else than samples.
+    """
+    last = find_segments(path)[-1]
+    for segment, fault, rest in scan_segments(path):
+        for record in segment.records():
+            yield from decode_frames(record.frames).samples
+        if fault and segment.path != last:
+            raise SpoolError(f"{segment.path}: {fault} ({rest} bytes from there on are not readable)")
+        if fault:
+            log.warning("%s: %s; its last %d bytes were not read", segment.path, fault, rest)
