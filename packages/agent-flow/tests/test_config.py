@@ -62,3 +62,17 @@ def test_a_file_that_is_not_there_or_not_toml(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(ConfigError, match="cannot read"):
         load_config(tmp_path / "latin.toml")
+
+
+def test_the_resolved_configuration_works_from_anywhere(tmp_path):
+    (tmp_path / "a").mkdir()
+    file = load_config(write(tmp_path / "a", GOOD))
+    other = tmp_path / "b"
+    other.mkdir()
+    again = load_config(write(other, file.resolved()))
+    assert (
+        again.resolve("tasks.jsonl")
+        == file.resolve("tasks.jsonl")
+        == (tmp_path / "a" / "tasks.jsonl").resolve()
+    )
+    assert again.run.agent == file.run.agent

@@ -178,3 +178,66 @@ def test_a_temporary_folder_with_a_long_path_is_no_obstacle(cli, tmp_path):
     deep.mkdir()
     done = cli("run", EXAMPLE / "run.toml", "--json", cwd=tmp_path, env={"TMPDIR": str(deep)})
     assert done.code == 0, done.stderr
+
+
+def test_a_reader_that_goes_away_does_not_cut_the_rollouts(tmp_path):
+    """`agent-flow run ... --json | head -1`"""
+    with running("agent_flow", "run", EXAMPLE / "run.toml", "--json", cwd=tmp_path) as process:
+        first = json.loads(process.stdout.readline())
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    ledger = read_ledger(Path(first["values"]["folder"]) / "journal")
+    assert (ledger.started, ledger.delivered) == (7, 7)
+
+
+def test_a_second_interrupt_does_not_tear_the_clean_up(tmp_path, scratch):
+    env = {"TMPDIR": str(scratch)}
+    with running("agent_flow", "run", EXAMPLE / "run.toml", "--json", cwd=tmp_path, env=env) as process:
+        seen = wait_for(process, "turn")
+        process.send_signal(signal.SIGINT)
+        seen += wait_for(process, "warning")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        rest = [json.loads(line) for line in process.stdout]
+        assert process.wait(30) == 130
+        assert process.stderr.read() == ""
+    assert rest[-1]["started"] == rest[-1]["delivered"] + sum(rest[-1]["dropped"].values())
+    assert list(scratch.iterdir()) == []
+    assert processes_naming(seen[0]["values"]["folder"]) == []
+
+
+@pytest.mark.parametrize("when", ["connecting", "draining"])
+def test_an_interrupt_is_never_behind_a_wait_for_the_trainer(tmp_path, when):
+    """Nobody answers, or nobody acknowledges: both waits are long, and end at once with the interrupt."""
+    config = tmp_path / "run.toml"
+    short_drain(tmp_path)
+    config.write_text(config.read_text().replace("drain_s = 1.0", "drain_s = 600\nconnect_timeout_s = 600"))
+    with running(
+        "trainer_bridge", "receive", "--bind", "tcp://127.0.0.1:0", "--json", cwd=tmp_path
+    ) as trainer:
+        address = wait_for(trainer, "listening")[0]["address"]
+        if when == "connecting":
+            trainer.kill()
+            trainer.wait(30)
+        with running("agent_flow", "run", config, "--trainer", address, "--json", cwd=tmp_path) as process:
+            if when == "draining":
+                seen = wait_for(process, "rollout_delivered")
+                trainer.kill()
+                delivered = 1
+                while delivered < 7:
+                    delivered += len(wait_for(process, "rollout_delivered")) > 0
+                assert seen
+            else:
+                wait_for_connection_attempt(process)
+            process.send_signal(signal.SIGINT)
+            rest = [json.loads(line) for line in process.stdout]
+            assert process.wait(50) == 130, process.stderr.read()
+    assert rest[-1]["received_by_trainer"] < 7
+
+
+def wait_for_connection_attempt(process):
+    """Until the process has set itself up: the spool's folder is made just before it connects."""
+    runs = Path(f"/proc/{process.pid}/cwd").resolve() / "runs"
+    while not list(runs.glob("*/samples/producer.json")):
+        assert process.poll() is None, process.stderr.read()

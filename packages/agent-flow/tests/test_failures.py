@@ -12,7 +12,10 @@ PROVIDERS = '''
 from contextlib import asynccontextmanager
 from agent_flow.environments.local import LocalEnvironments
 from agent_flow.errors import EnvError, GraderError
+from agent_flow.engines.replay import ReplayEngine
 from agent_flow.graders.command import CommandRuntime
+from token_tracking import GenerationRecord
+import numpy as np
 
 
 class Flaky(LocalEnvironments):
@@ -43,6 +46,19 @@ class Broken(Never):
 class Unreadable(CommandRuntime):
     async def grade(self, task, patch, environment):
         raise GraderError("unreadable", "no report", fault="agent")
+
+
+class BadRecord(ReplayEngine):
+    async def generate(self, request):
+        return GenerationRecord(
+            prompt_ids=request.prompt_ids,
+            output_ids=np.array([1, 2], dtype=np.int32),
+            logprobs=np.array([0.5, -0.1], dtype=np.float32),
+            finish_reason="length",
+            stop_id=None,
+            weight_version=0,
+            logprob_kind="raw",
+        )
 
 
 class Down(CommandRuntime):
@@ -136,9 +152,7 @@ def test_a_grader_that_is_down_is_a_counted_drop(run):
 
 
 def test_an_agent_that_asks_for_more_than_was_recorded_is_dropped(run):
-    code, events, _ = run(
-        ("step_limit = 8", "step_limit = 20"), ('"recordings"', '"short"'), ("[tasks]", "[tasks]")
-    )
+    code, events, _ = run(("step_limit = 8", "step_limit = 20"), ('"recordings"', '"short"'))
     assert code == 2, "the folder is not there yet"
     shutil.copytree("recordings", "short")
     path = Path("short/ratekeeper-40.json")
@@ -169,3 +183,45 @@ def test_a_rollout_that_takes_too_long_is_a_counted_drop(run):
     code, events, _ = run(("[worker]", "[worker]\nrollout_timeout_s = 0.05"))
     assert code == 1
     assert events[-1]["dropped"] == {"flow/timeout": 2}
+
+
+def test_a_test_command_that_does_not_exist_is_told_and_no_reward(run):
+    code, events, _ = run(("python3 -m unittest", "pyton3 -m unittest"))
+    assert code == 1
+    assert events[-1]["dropped"] == {"grader/test_command": 1}
+    assert events[-1]["rewards"]["weightcache-31"] is None
+
+
+def test_an_engine_whose_answer_cannot_be_true_is_the_engines_fault(run):
+    code, events, _ = run(('provider = "replay"', 'provider = "failing_providers:BadRecord"'))
+    assert code == 1
+    assert events[-1]["dropped"] == {"engine/record": 2}
+
+
+def replace_turns(*turns):
+    path = Path("recordings/weightcache-31.json")
+    recording = json.loads(path.read_text())
+    recording["rollouts"] = [{"turns": [{"text": text} for text in turns]}]
+    path.write_text(json.dumps(recording))
+
+
+def call(command):
+    return '<tool_call>\n{"name": "bash", "arguments": {"command": %s}}\n</tool_call>' % json.dumps(command)
+
+
+SUBMIT = call("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+
+
+def test_a_command_that_is_no_text_is_a_format_error_for_the_model(run):
+    replace_turns(call(5), SUBMIT)
+    code, events, _ = run()
+    assert code == 0
+    assert events[-1]["rewards"]["weightcache-31"] == 0.0
+
+
+def test_an_agent_that_removes_its_repository_is_evidence_and_not_a_drop(run):
+    replace_turns(call("rm -rf $PWD"), call("ls"), SUBMIT, SUBMIT)
+    code, events, _ = run()
+    assert code == 0, events[-1]
+    assert events[-1]["delivered"] == 2
+    assert events[-1]["rewards"]["weightcache-31"] is None

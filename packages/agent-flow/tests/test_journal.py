@@ -1,8 +1,12 @@
 """The journal's law: every rollout that was started ends exactly once."""
 
+import subprocess
+import sys
+
 import pytest
 from agent_flow.clock import Clock
-from agent_flow.journal import Journal, JournalError, read_ledger
+from agent_flow.errors import JournalError
+from agent_flow.journal import Journal, read_ledger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,3 +78,34 @@ def test_whatever_is_written_the_ledger_balances_or_says_why_not(events):
             return
         assert ledger.balanced
         assert ledger.started == len({number for number, event in events if event == "started"})
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from agent_flow.clock import Clock
+from agent_flow.errors import JournalError
+from agent_flow.journal import Journal
+
+folder = Path(sys.argv[1])
+journal = Journal(folder, "worker-0", Clock())
+journal.write("started", "0" * 32)
+size = journal.path.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
+try:
+    journal.write("delivered", "0" * 32)
+except JournalError as error:
+    print(error)
+print(journal.path.stat().st_size - size)
+"""
+
+
+def test_a_line_that_the_disk_takes_in_part_is_taken_back_and_told(tmp_path):
+    """A write past the file size limit is short, as on a full disk; no later line may be glued to it."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    said, left = done.stdout.splitlines()
+    assert "the journal cannot be written" in said
+    assert left == "0"
+    assert read_ledger(tmp_path).live == 1

@@ -112,6 +112,33 @@ async def test_the_agents_own_git_state_changes_nothing(example, tmp_path, repos
     assert (apply(repo, patch, tmp_path / "graded") / "pkg/a.py").read_bytes() == b"x = 3\n"
 
 
+async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(example, tmp_path, repository):
+    repo, commit = repository
+    async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:
+        await shell(
+            environment,
+            """
+            echo 'x = 4' > pkg/a.py
+            mkdir nested && cd nested && git init -q && echo 'y = 1' > b.py
+            mkdir ../empty && cd ../empty && git init -q
+            cd .. && echo secret > secret.txt && chmod 000 secret.txt
+            """,
+        )
+        patch = await capture_patch(environment, repo, commit)
+    done = apply(repo, patch, tmp_path / "graded")
+    assert (done / "pkg/a.py").read_bytes() == b"x = 4\n"
+    assert (done / "nested/b.py").read_bytes() == b"y = 1\n"
+
+
+async def test_a_repository_that_the_agent_removed_is_the_agents_doing(example, tmp_path, repository):
+    repo, commit = repository
+    async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:
+        await environment.execute(["rm", "-rf", environment.workdir], timeout_s=30, cwd="/")
+        with pytest.raises(GraderError, match="removed its repository") as caught:
+            await capture_patch(environment, repo, commit)
+    assert caught.value.fault == "agent"
+
+
 async def test_no_change_is_an_empty_patch(example, tmp_path, repository):
     repo, commit = repository
     async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:

@@ -66,3 +66,17 @@ def test_an_empty_or_missing_file_is_refused(tmp_path):
         load_tasks(write(tmp_path, ""))
     with pytest.raises(TaskRowError, match="cannot read the task file"):
         load_tasks(tmp_path / "nowhere.jsonl")
+
+
+def test_json_lines_end_at_line_feeds_only(tmp_path):
+    """U+2028 and U+0085 are line ends to str.splitlines and plain characters to JSON."""
+    statement = "one\u2028two\u0085three\x0cfour"
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**ROW, "problem_statement": statement}, ensure_ascii=False) + "\r\n", "utf-8")
+    assert load_tasks(path)[0].problem_statement == statement
+
+
+def test_text_that_cannot_be_encoded_is_refused_before_the_run(tmp_path):
+    row = json.dumps(ROW).replace("it breaks", "it \\ud800 breaks")
+    with pytest.raises(TaskRowError, match="surrogate"):
+        load_tasks(write(tmp_path, row))

@@ -5,7 +5,7 @@ import sys
 import textwrap
 
 import pytest
-from agent_flow.graders.unittest_log import read_report
+from agent_flow.graders.unittest_log import machine_failed, read_report
 
 SUITE = '''
 import sys
@@ -117,3 +117,34 @@ def test_a_test_that_was_not_run_is_missing(tmp_path):
     assert read_report(report, ["tests.test_it.Plain.test_noisy"]) == {
         "tests.test_it.Plain.test_noisy": "missing"
     }
+
+
+MACHINE = """
+import unittest
+
+
+class Plain(unittest.TestCase):
+    def test_full_disk(self):
+        raise OSError(28, "No space left on device")
+
+    def test_memory(self):
+        raise MemoryError
+
+    def test_missing_file(self):
+        open("/nowhere/at/all")
+"""
+
+
+@pytest.mark.parametrize("name", ["test_full_disk", "test_memory"])
+def test_a_test_that_the_machine_ended_has_no_verdict(tmp_path, name):
+    """An infrastructure failure is not a failed test, so never a reward of 0."""
+    names = [f"tests.test_it.Plain.{name}"]
+    report = run_suite(tmp_path, MACHINE, names)
+    assert read_report(report, names) is None
+    assert machine_failed(report)
+
+
+def test_a_file_that_the_code_does_not_find_is_the_codes_failure(tmp_path):
+    names = ["tests.test_it.Plain.test_missing_file"]
+    report = run_suite(tmp_path, MACHINE, names)
+    assert read_report(report, names) == {names[0]: "failed"}

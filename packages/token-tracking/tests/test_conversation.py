@@ -551,8 +551,17 @@ def test_any_schedule_of_turns_equals_the_full_render(
     assert Conversation.from_bytes(data, template).to_bytes() == data
 
 
-EVERY = [(name, True) for name in sorted(trl_templates())]
-OWN_MARKERS_ARE_TEXT = [(name, False) for name in sorted(trl_templates()) if not name.endswith("_training")]
+# The `_training` twins differ in a few words: they run with the slow tests.
+EVERY = [
+    pytest.param(name, True, marks=[pytest.mark.slow] if name.endswith("_training") else [])
+    for name in sorted(trl_templates())
+]
+FAMILIES = ("deepseekv3", "gemma3", "glm4moe", "gptoss", "llama3_1", "phi3", "qwen3")
+OWN_MARKERS_ARE_TEXT = [
+    pytest.param(name, False, marks=[] if name in FAMILIES else [pytest.mark.slow])
+    for name in sorted(trl_templates())
+    if not name.endswith("_training")
+]
 
 
 @pytest.mark.parametrize(("name", "family"), EVERY + OWN_MARKERS_ARE_TEXT)

@@ -35,7 +35,13 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", sorted(trl_templates()))
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name.endswith("_training") else [])
+    for name in sorted(trl_templates())
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_text_equals_transformers(name: str, qwen3: HFTokenizer, monkeypatch: pytest.MonkeyPatch):
     from transformers.utils import chat_template_utils
 

@@ -63,6 +63,12 @@ def test_the_page_is_self_contained_and_escaped(conversation: Conversation):
     assert ["turns", "3"] in data["facts"]
 
 
+def test_what_is_filled_in_is_not_a_placeholder(conversation: Conversation):
+    page = render_html(conversation, title="@DATA@ @LEVELS@", facts={"@TITLE@": "@DATA@"})
+    assert "<title>@DATA@ @LEVELS@</title>" in page
+    assert data_of(page)["facts"][0] == ["@TITLE@", "@DATA@"]
+
+
 def test_every_token_is_on_the_page_once(conversation: Conversation):
     data = data_of(render_html(conversation, title="t"))
     tokenizer = conversation.template.tokenizer

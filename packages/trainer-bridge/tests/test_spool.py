@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainer_bridge.clock import SystemClock
 from trainer_bridge.codec import Frames, decode_frames, draft
 from trainer_bridge.config import Durability, SenderConfig
-from trainer_bridge.errors import SpoolError
+from trainer_bridge.errors import NotDurableError, SpoolError
 from trainer_bridge.outbox import SpoolOutbox
 from trainer_bridge.segment import Segment
 from trainer_bridge.segment_log import SegmentLog, segment_paths
@@ -238,3 +238,25 @@ def test_a_store_remembers_what_was_committed(tmp_path: Path, wait: Callable[...
     assert [(h.position, h.committed) for h in store.held()] == [(1, True), (2, False), (3, True), (4, False)]
     assert store.read(2).rollout_id == f"{2:032x}"
     store.close()
+
+
+def test_a_disk_that_does_not_confirm_is_told_and_nothing_more_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sync`: the message was taken and will be sent, and the error says so; the next one is refused."""
+    box = outbox(tmp_path, "sync")
+    monkeypatch.setattr(os, "fdatasync", _fail, raising=False)
+    monkeypatch.setattr(os, "fsync", _fail)
+    box.append(message(1))
+    with pytest.raises(NotDurableError, match="will be sent"):
+        box.wait_durable(box.last)
+    taken = box.last
+    with pytest.raises(SpoolError, match="nothing more is taken"):
+        box.append(message(2))
+    assert box.last == taken
+    monkeypatch.undo()
+    box.close(SeqSet(0))
+
+
+def _fail(fd: int) -> None:
+    raise OSError(28, "No space left on device")

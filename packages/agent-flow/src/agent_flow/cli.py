@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,16 @@ from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile, load_config
 from agent_flow.errors import AgentFlowError, ProviderError, UsageError
 from agent_flow.outcome import OUTCOMES
-from agent_flow.progress import JsonLines, LiveTable, PlainLines, Progress, WarningLog, print_ending
+from agent_flow.progress import (
+    JsonLines,
+    LiveTable,
+    PipeConsole,
+    PlainLines,
+    Progress,
+    Unbroken,
+    WarningLog,
+    print_ending,
+)
 
 if TYPE_CHECKING:
     from agent_flow.run import RunResult
@@ -30,8 +40,7 @@ EXIT_OK, EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0: every rollout reached its end and the trainer has its samples. 1: not all did. 2: what was given cannot
-    work.
+    0: every rollout was delivered and the trainer has it. 1: not all were. 2: what was given cannot work.
     130: interrupted.
     """
     options = _parser().parse_args(arguments)
@@ -45,22 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"agent-flow: {error}\n")
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_INCOMPLETE
-    except ExceptionGroup as group:
-        usage = _first_usage_error(group)
-        if usage is None or options.debug:
-            raise
-        sys.stderr.write(f"agent-flow: {usage}\n")
-        return EXIT_USAGE
-
-
-def _first_usage_error(group: ExceptionGroup[Exception]) -> UsageError | None:
-    matching = group.subgroup(UsageError)
-    while matching is not None:
-        first = matching.exceptions[0]
-        if isinstance(first, UsageError):
-            return first
-        matching = first
-    return None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,8 +81,9 @@ def _run(options: argparse.Namespace) -> int:
     file = load_config(options.config)
     if options.trainer:
         file = _with_trainer(file, options.trainer)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = PipeConsole(highlight=False, width=None if sys.stdout.isatty() else 140)
     progress = _progress(console, as_json=options.json)
+    progress = Unbroken(progress)
     warnings = WarningLog(progress)
     logging.getLogger().addHandler(warnings)
     try:
@@ -97,6 +91,9 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         logging.getLogger().removeHandler(warnings)
         progress.close()
+    if progress.broken:
+        # Nobody reads stdout any more; let neither the summary nor the interpreter's last flush fail over it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if options.json:
         JsonLines().line(result.summary)
         if result.problem:
@@ -107,7 +104,9 @@ def _run(options: argparse.Namespace) -> int:
             result.rows,
             result.summary,
             law=result.ledger.line(),
-            folder=_short(result.folder),
+            folder="none: interrupted before the first rollout"
+            if result.folder is None
+            else _short(result.folder),
             problem=result.problem,
         )
         _print_next_steps(console, result)
@@ -142,6 +141,8 @@ def _progress(console: Console, *, as_json: bool) -> Progress:
 
 
 def _print_next_steps(console: Console, result: RunResult) -> None:
+    if result.folder is None:
+        return
     delivered = [row for row in result.rows if not row.dropped]
     steps = ["what to try next:"]
     if delivered:

@@ -1,4 +1,8 @@
-"""Wall clock, stop-watch and ids: the one object that touches them, passed in where they are needed."""
+"""Wall clock and ids: the one object that touches them, passed in where they are needed.
+
+Durations are read from the event loop (`anyio.current_time`), so that a loop with virtual time simulates
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,11 @@ import uuid  # noqa: TID251
 
 
 class Clock:
-    """The system's clocks and random ids. Tests pass a subclass with fixed values."""
+    """The system's clock and random ids. Tests pass a subclass with fixed values."""
 
     def now_ns(self) -> int:
         """Wall clock, Unix nanoseconds."""
         return time.time_ns()  # noqa: TID251
-
-    def monotonic_s(self) -> float:
-        """Seconds since an arbitrary point; never goes back."""
-        return time.monotonic()  # noqa: TID251
 
     def new_id(self) -> str:
         """32 random hex characters."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar, cast
 
 import msgspec
+import tomli_w
 
 from agent_flow.errors import ConfigError
 
@@ -66,6 +67,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where a receiver of its own listens; port 0 takes a free one."""
     connect_timeout_s: Seconds = 10.0
     """How long the start of the run waits for the trainer's first answer."""
+    insecure: bool = False
+    """Allow an address beyond this machine, without encryption or authentication."""
     send_timeout_s: Seconds = 60.0
     drain_s: Seconds = 30.0
     """How long the end of the run waits for acknowledgements."""
@@ -75,6 +78,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The whole file. Sections with a `provider` keep their other keys for that provider's own type."""
 
     name: Name = "run"
+    base: str = ""
+    """Relative paths start here. Empty: the folder of this file."""
     run_dir: str = "runs"
     """Run folders are made below this folder. Relative to where the command is started."""
     tasks: TasksConfig
@@ -96,8 +101,18 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
     run: RunConfig
 
     def resolve(self, value: str) -> Path:
-        """A path of the configuration, relative to the file that names it."""
-        return (self.path.parent / Path(value).expanduser()).resolve()
+        """A path of the configuration as an absolute one."""
+        return (self.base / Path(value).expanduser()).resolve()
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths start from."""
+        return (self.path.parent / Path(self.run.base).expanduser()).resolve()
+
+    def resolved(self) -> str:
+        """The configuration as it is used, command line included, as TOML that works from anywhere."""
+        run = msgspec.structs.replace(self.run, base=str(self.base))
+        return tomli_w.dumps(cast("dict[str, object]", msgspec.to_builtins(run)))
 
 
 def load_config(path: Path) -> ConfigFile:
@@ -115,11 +130,20 @@ def load_config(path: Path) -> ConfigFile:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration: {error}", where=str(path)) from error
+    _check_folder(path)
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not TOML: {error}", where=str(path)) from error
     return ConfigFile(path=path.resolve(), text=text, run=decode(raw, RunConfig, path=path, text=text))
+
+
+def _check_folder(path: Path) -> None:
+    """A relative path means nothing where the current folder was removed."""
+    try:
+        path.resolve()
+    except OSError as error:
+        raise ConfigError(f"the current folder is gone: {error.strerror}", where=str(path)) from error
 
 
 def decode(raw: Mapping[str, object], kind: type[T], *, path: Path, text: str, section: str = "") -> T:

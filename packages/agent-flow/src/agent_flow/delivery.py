@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,101 +19,113 @@ import anyio.abc
 import anyio.to_thread
 from anyio.streams.buffered import BufferedByteReceiveStream
 from token_tracking.sample import Sample
-from trainer_bridge import BridgeError, SampleSender, SenderConfig, SenderEvent
+from trainer_bridge import (
+    AddressError,
+    BackpressureError,
+    BridgeError,
+    NotDurableError,
+    SampleSender,
+    SenderConfig,
+    SenderEvent,
+)
 
 from agent_flow.config import TrainerConfig
 from agent_flow.errors import ConfigError, DeliveryError
 
 _START_S = 20.0
 _END_S = 1.5
+_SLICE_S = 0.2
+"""Waits in threads are cut into slices this long, so that an interrupt is never behind one of them."""
+_WORDS = 20
+"""Lines of the receiver process's stderr that are kept for an error message."""
 
 
 class OwnTrainer:
     """`trainer-bridge receive` as a child process: stands in for a trainer on this machine."""
 
-    def __init__(self, bind: str, folder: Path, on_lost: Callable[[str], None]) -> None:
-        self._bind = bind
+    def __init__(self, config: TrainerConfig, folder: Path, on_lost: Callable[[str], None]) -> None:
+        self._config = config
         self._folder = folder
         self._on_lost = on_lost
         self._process: anyio.abc.Process | None = None
-        self._lines: BufferedByteReceiveStream | None = None
         self._ending = False
-        self.received: set[str] = set()
-        """Rollouts that the process itself reported."""
+        self._words: deque[str] = deque(maxlen=_WORDS)
 
-    async def start(self) -> str:
+    async def start(self, tasks: anyio.abc.TaskGroup) -> str:
         """Start it and return the address it listens on.
 
         Raises:
             ConfigError: it ended at once (a port in use, a folder that cannot be written) or said nothing.
         """
         command = [sys.executable, "-m", "trainer_bridge", "receive", "--json"]
-        command += ["--bind", self._bind, "--out", str(self._folder)]
+        command += ["--bind", self._config.bind, "--out", str(self._folder)]
+        command += ["--insecure"] if self._config.insecure else []
         # A session of its own, so that the terminal's Ctrl-C reaches this process alone: samples drain first.
         self._process = await anyio.open_process(command, start_new_session=True)
+        listening = anyio.Event()
+        heard = anyio.Event()
+        address: list[str] = []
+        tasks.start_soon(self._read_stdout, self._process, listening, address)
+        tasks.start_soon(self._read_stderr, self._process, heard)
         with anyio.move_on_after(_START_S):
-            line = await self._read_line()
-            if line is not None:
-                return str(json.loads(line)["address"])
+            await listening.wait()
+        if address:
+            return address[0]
+        with anyio.move_on_after(1.0):
+            await heard.wait()
         raise ConfigError(
-            f"the trainer process did not start: {await self._last_words()}",
+            f"the trainer process did not start: {self._last_words()}",
             where="trainer.bind",
             fix="choose a free port, or leave trainer.bind out",
         )
 
-    async def watch(self) -> None:
-        """Read what the process reports until it ends."""
-        while (line := await self._read_line()) is not None:
-            report = cast("dict[str, object]", json.loads(line))
-            if report.get("event") == "sample":
-                self.received.add(str(report.get("rollout_id")))
-        if not self._ending and self._process is not None:
-            code = await self._process.wait()
-            self._on_lost(
-                f"the trainer process ended by itself (exit code {code}): {await self._last_words()}"
-            )
+    async def _read_stdout(
+        self, process: anyio.abc.Process, listening: anyio.Event, address: list[str]
+    ) -> None:
+        """Read what the process reports until it ends; the first line says where it listens."""
+        if process.stdout is None:
+            return
+        lines = BufferedByteReceiveStream(process.stdout)
+        try:
+            while True:
+                line = await lines.receive_until(b"\n", 1 << 20)
+                if not address:
+                    address.append(_address_in(line))
+                    listening.set()
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
+            listening.set()
+        if not self._ending and address:
+            code = await process.wait()
+            self._on_lost(f"the trainer process ended by itself (exit code {code}): {self._last_words()}")
+
+    async def _read_stderr(self, process: anyio.abc.Process, heard: anyio.Event) -> None:
+        """Keep the last words; a full pipe would stop the process."""
+        if process.stderr is not None:
+            async for chunk in process.stderr:
+                self._words.extend(chunk.decode("utf-8", "replace").splitlines())
+        heard.set()
+
+    def _last_words(self) -> str:
+        return "\n  ".join(self._words) or "no reason was given"
 
     async def stop(self) -> None:
-        """End it and let it say its last counts."""
+        """End it, and let it say its last counts. Must be called under a shield."""
         self._ending = True
         process = self._process
         if process is None:
             return
         if process.returncode is None:
             process.terminate()
-            with anyio.move_on_after(_END_S, shield=True):
+            with anyio.move_on_after(_END_S):
                 await process.wait()
         if process.returncode is None:
             process.kill()
-            with anyio.CancelScope(shield=True):
-                await process.wait()
+            await process.wait()
 
     async def close_pipes(self) -> None:
-        """Let go of the process's pipes."""
+        """Let go of the process's pipes, after the tasks that read them have ended."""
         if self._process is not None:
-            with anyio.CancelScope(shield=True):
-                await self._process.aclose()
-
-    async def _read_line(self) -> bytes | None:
-        process = self._process
-        if process is None or process.stdout is None:
-            return None
-        if self._lines is None:
-            self._lines = BufferedByteReceiveStream(process.stdout)
-        try:
-            return await self._lines.receive_until(b"\n", 1 << 20)
-        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
-            return None
-
-    async def _last_words(self) -> str:
-        process = self._process
-        if process is None or process.stderr is None:
-            return "no reason was given"
-        words = b""
-        with anyio.move_on_after(1.0):
-            async for chunk in process.stderr:
-                words += chunk
-        return words.decode("utf-8", "replace").strip() or "no reason was given"
+            await self._process.aclose()
 
 
 class Delivery:
@@ -123,13 +136,13 @@ class Delivery:
     ) -> None:
         self._config = config
         self._spool = spool
-        self._own = None if config.address else OwnTrainer(config.bind, folder, on_lost)
+        self._own = None if config.address else OwnTrainer(config, folder, on_lost)
         self._sender: SampleSender | None = None
         self._answered = threading.Event()
         self._refusal = ""
         self.address = config.address
         self.problem = ""
-        """Why not everything was acknowledged. Empty: all was."""
+        """Why the trainer does not have everything. Empty: it has."""
         self.received = 0
         """Rollouts the trainer has; final after `close`."""
 
@@ -140,22 +153,34 @@ class Delivery:
             ConfigError: there is no trainer at the address, or the process cannot start.
         """
         if self._own is not None:
-            self.address = await self._own.start()
-            tasks.start_soon(self._own.watch)
+            self.address = await self._own.start(tasks)
         try:
             self._sender = SampleSender(
                 self.address,
                 spool=self._spool,
-                config=SenderConfig(keep_segments=True),
+                config=SenderConfig(keep_segments=True, insecure=self._config.insecure),
                 on_event=self._on_event,
             )
+        except AddressError as error:
+            raise ConfigError(
+                str(error),
+                where="trainer.address",
+                fix="tcp://127.0.0.1:PORT, or set trainer.insecure = true",
+            ) from error
         except BridgeError as error:
-            raise self._no_trainer(str(error)) from error
-        wait = partial(self._answered.wait, self._config.connect_timeout_s)
-        if not await anyio.to_thread.run_sync(wait, abandon_on_cancel=True):
-            raise self._no_trainer(f"nobody answered in {self._config.connect_timeout_s:g} s")
-        if self._refusal:
-            raise self._no_trainer(self._refusal)
+            raise ConfigError(str(error), where=f"trainer {self.address}") from error
+        await self._wait_for_an_answer()
+
+    async def _wait_for_an_answer(self) -> None:
+        with anyio.move_on_after(self._config.connect_timeout_s):
+            while not await anyio.to_thread.run_sync(self._answered.wait, _SLICE_S):
+                pass
+        if self._refusal or not self._answered.is_set():
+            raise ConfigError(
+                self._refusal or f"nobody answered in {self._config.connect_timeout_s:g} s",
+                where=f"trainer {self.address}",
+                fix=f"start it: trainer-bridge receive --bind {self.address}",
+            )
 
     def _on_event(self, event: SenderEvent) -> None:
         """Called in the sender's thread."""
@@ -164,45 +189,76 @@ class Delivery:
         if event.kind in ("connected", "refused"):
             self._answered.set()
 
-    def _no_trainer(self, why: str) -> ConfigError:
-        return ConfigError(
-            why,
-            where=f"trainer {self.address}",
-            fix=f"start it: trainer-bridge receive --bind {self.address}",
-        )
-
-    async def send(self, samples: Sequence[Sample]) -> None:
+    async def send(self, samples: Sequence[Sample], *, on_taken: Callable[[str], None]) -> None:
         """Hand over all samples of one rollout; returns when they are as durable as the sender promises.
+
+        `on_taken` is called once the sender has them, with a remark for people (empty: none). No interrupt
+        comes between the sender's yes and that call, so that no rollout is both taken and dropped.
 
         Raises:
             DeliveryError: the sender did not take them.
         """
-        if self._sender is None:
+        sender = self._sender
+        if sender is None:
             raise DeliveryError("the delivery was not started")
-        try:
-            await anyio.to_thread.run_sync(
-                partial(self._sender.send, samples, timeout_s=self._config.send_timeout_s),
-                abandon_on_cancel=True,
-            )
-        except BridgeError as error:
-            raise DeliveryError(str(error)) from error
+        with anyio.move_on_after(self._config.send_timeout_s):
+            while True:
+                with anyio.CancelScope(shield=True):
+                    remark = await anyio.to_thread.run_sync(_try_send, sender, samples)
+                    if remark is not None:
+                        on_taken(remark)
+                        return
+                await anyio.lowlevel.checkpoint()
+        raise DeliveryError(f"no room for {self._config.send_timeout_s:g} s: the trainer takes nothing more")
 
-    async def close(self, drain_s: float) -> None:
-        """Wait for acknowledgements, end the receiver process, and count."""
-        if self._sender is not None:
-            stats = await anyio.to_thread.run_sync(partial(self._sender.close, drain_s=drain_s))
-            self._sender = None
+    async def close(self, drain_s: float, *, hurry: anyio.Event) -> None:
+        """Wait for acknowledgements, until `drain_s` have passed or `hurry` is set; end the receiver; count.
+
+        Must be called under a shield.
+        """
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            with anyio.move_on_after(drain_s):
+                while not hurry.is_set() and not await anyio.to_thread.run_sync(
+                    sender.wait_settled, _SLICE_S
+                ):
+                    pass
+            stats = await anyio.to_thread.run_sync(partial(sender.close, drain_s=0.0))
             self.received = stats.acknowledged
+            folder = self._spool / "samples"
+            problems = [f"the trainer refused {n} rollouts ({why})" for why, n in stats.dropped.items()]
             if stats.pending:
-                self.problem = (
-                    f"{stats.pending} of {stats.sent} rollouts were not acknowledged by "
-                    f"{self.address}; they lie in {stats.where}\n  deliver them later: "
-                    f"trainer-bridge replay {stats.where} --to tcp://HOST:PORT"
+                problems.append(
+                    f"{stats.pending} of {stats.sent} rollouts were not acknowledged by {self.address}"
                 )
+            if problems:
+                again = f"trainer-bridge replay {folder} --to tcp://HOST:PORT"
+                self.problem = f"{'; '.join(problems)}; they lie in {folder}\n  deliver them later: {again}"
         if self._own is not None:
             await self._own.stop()
 
     async def close_pipes(self) -> None:
-        """Last step, after the task that watches the receiver process has ended."""
+        """Last step, after the task group given to `start` has ended."""
         if self._own is not None:
             await self._own.close_pipes()
+
+
+def _try_send(sender: SampleSender, samples: Sequence[Sample]) -> str | None:
+    """None: no room yet, nothing was taken."""
+    try:
+        sender.send(samples, timeout_s=_SLICE_S)
+    except BackpressureError:
+        return None
+    except NotDurableError as error:
+        return f"taken, but not confirmed by the disk: {error}"
+    except BridgeError as error:
+        raise DeliveryError(str(error)) from error
+    return ""
+
+
+def _address_in(line: bytes) -> str:
+    try:
+        report = cast("dict[str, object]", json.loads(line))
+        return str(report["address"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DeliveryError(f"the trainer process did not say where it listens: {line[:200]!r}") from error

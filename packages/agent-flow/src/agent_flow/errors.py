@@ -7,7 +7,9 @@ library's errors into these; flow, outcome and worker see nothing else.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Literal, cast
 
 Fault = Literal["infra", "image", "task", "agent"]
 
@@ -105,6 +107,10 @@ class TokenError(RolloutError):
     boundary = "tokens"
 
 
+class JournalError(AgentFlowError):
+    """A journal cannot be read or written, or its events break the law."""
+
+
 class DeliveryError(AgentFlowError):
     """Samples cannot reach the trainer: what is unacknowledged, and where it lies."""
 
@@ -115,3 +121,27 @@ class GenerationAborted(BaseException):
     A `BaseException`, so that no `except Exception` of a scaffold turns an abort into an exit status. It
     exists only between the model adapter and the agent adapter, which turns it into a returned value.
     """
+
+
+@contextmanager
+def unwrapped() -> Generator[None]:
+    """Raise what a task group raised as if there were no group: an error of ours first, or the only one.
+
+    Several foreign errors stay a group.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        leaves = list(_leaves(group))
+        ours = [error for error in leaves if isinstance(error, AgentFlowError)]
+        if ours or len(leaves) == 1:
+            raise (ours or leaves)[0] from None
+        raise
+
+
+def _leaves(error: BaseException) -> Generator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

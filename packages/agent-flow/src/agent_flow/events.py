@@ -16,7 +16,6 @@ EventKind = Literal[
     "rollout_dropped",
     "trainer",
     "warning",
-    "run_ended",
 ]
 
 
@@ -25,6 +24,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
 
     rollout_id: str
     task: str
+    attempt: int = 0
     exit_status: str
     reward: float | None
     turns: int

@@ -9,10 +9,9 @@ from token_tracking import ChatTemplate, Conversation
 from token_tracking.errors import TokenTrackingError
 from token_tracking.sample import Sample, Scalar
 
-from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
 from agent_flow.environments.patch import capture_patch
-from agent_flow.errors import ConfigError, EnvError, GraderError
+from agent_flow.errors import ConfigError, EnvError, GraderError, TokenError
 from agent_flow.outcome import outcome_of
 from agent_flow.protocols import (
     AgentProvider,
@@ -41,7 +40,6 @@ class SweFlow:
         runtime: Runtime,
     ) -> None:
         self._file: ConfigFile = context.file
-        self._clock: Clock = context.clock
         self._tokenizer = context.tokenizer
         self._engine = engine
         self._agent = agent
@@ -85,7 +83,6 @@ class SweFlow:
             task=task,
             conversation=Conversation(self.template(task)),
             repository=self._runtime.repository(task),
-            started_ns=self._clock.now_ns(),
         )
 
     async def generate(self, rollout: Rollout, *, on_turn: Callable[[], None]) -> None:
@@ -110,7 +107,12 @@ class SweFlow:
             result = await self._agent.run(rollout.task, turns, environment)
             rollout.exit_status = result.exit_status
             rollout.messages = result.messages
-            rollout.patch = await capture_patch(environment, rollout.repository, rollout.task.base_commit)
+            try:
+                rollout.patch = await capture_patch(environment, rollout.repository, rollout.task.base_commit)
+            except GraderError as error:
+                if error.fault != "agent":
+                    raise
+                rollout.ungraded = error
 
     async def reward(self, rollout: Rollout) -> None:
         """Apply the outcome table; grade where it says so.
@@ -129,20 +131,22 @@ class SweFlow:
         if not outcome.evaluate:
             return
         try:
-            await self._grade(rollout)
+            if rollout.ungraded is None:
+                await self._grade(rollout)
         except GraderError as error:
-            if error.fault == "infra":
+            if error.fault != "agent":
                 raise
+            rollout.ungraded = error
+        if rollout.ungraded is not None:
             rollout.status = "failed"
             rollout.in_loss = rollout.in_baseline = False
-            rollout.ungraded = error
 
     async def _grade(self, rollout: Rollout) -> None:
         for attempt in range(1, _GRADER_ATTEMPTS + 1):
             try:
                 async with self._environments.open(rollout.repository) as environment:
                     rollout.verdict = await self._runtime.grade(rollout.task, rollout.patch, environment)
-            except EnvError as error:
+            except (EnvError, GraderError) as error:
                 if not error.retryable or attempt == _GRADER_ATTEMPTS:
                     raise
             else:
@@ -165,19 +169,25 @@ class SweFlow:
         }
 
     def samples(self, rollout: Rollout) -> tuple[Sample, ...]:
-        """The rollout as training samples, one per branch of its conversation."""
-        return rollout.conversation.samples(
-            rollout_id=rollout.rollout_id,
-            group_id=rollout.group_id,
-            attempt=rollout.attempt,
-            task_id=rollout.task.instance_id,
-            reward=rollout.reward,
-            in_loss=rollout.in_loss,
-            in_baseline=rollout.in_baseline,
-            status=rollout.status,
-            source=self._engine.source,
-            provenance=self.provenance(rollout),
-        )
+        """The rollout as training samples, one per branch of its conversation; see `AgentFlow`."""
+        try:
+            samples = rollout.conversation.samples(
+                rollout_id=rollout.rollout_id,
+                group_id=rollout.group_id,
+                attempt=rollout.attempt,
+                task_id=rollout.task.instance_id,
+                reward=rollout.reward,
+                in_loss=rollout.in_loss,
+                in_baseline=rollout.in_baseline,
+                status=rollout.status,
+                source=self._engine.source,
+                provenance=self.provenance(rollout),
+            )
+        except TokenTrackingError as error:
+            raise TokenError("samples", str(error)) from error
+        if not samples:
+            raise TokenError("nothing_sampled", "the rollout ended before the model sampled a token")
+        return samples
 
     def facts(self, rollout: Rollout, seconds: float) -> Mapping[str, str]:
         """What stands on top of a rollout's page."""

@@ -6,6 +6,7 @@ promise 6).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import Counter
@@ -17,14 +18,10 @@ from typing import cast
 import msgspec
 
 from agent_flow.clock import Clock
-from agent_flow.errors import AgentFlowError
+from agent_flow.errors import JournalError
 
 HEADER = {"kind": "agent-flow-journal", "version": 1}
 _ENDS = ("delivered", "dropped", "parked")
-
-
-class JournalError(AgentFlowError):
-    """A journal cannot be read, or its events break the law."""
 
 
 class Journal:
@@ -47,12 +44,31 @@ class Journal:
         self._append({**line, **values})
 
     def _append(self, line: Mapping[str, object]) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        end = self._file.tell()
+        try:
+            written = self._file.write(data)
+            if written == len(data):
+                return
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            # Half a line would swallow the next one.
+            os.truncate(self.path, end)
+            raise JournalError(
+                f"{self.path}: the journal cannot be written ({error.strerror}), so the run cannot go on"
+            ) from error
 
     def close(self) -> None:
         """Bring the file to the disk and close it."""
-        if not self._file.closed:
+        if self._file.closed:
+            return
+        try:
             os.fsync(self._file.fileno())
+        except OSError as error:
+            raise JournalError(
+                f"{self.path}: the disk did not confirm the journal: {error.strerror}"
+            ) from error
+        finally:
             self._file.close()
 
     def __enter__(self) -> Journal:

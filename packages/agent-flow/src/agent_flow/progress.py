@@ -101,6 +101,36 @@ class LiveTable:
         self._live.stop()
 
 
+class PipeConsole(Console):
+    """A console that raises when its reader is gone, instead of ending the process as rich does."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the caller decide."""
+        raise BrokenPipeError
+
+
+class Unbroken:
+    """Keeps a run going when nobody reads what it shows: `| head` must not cut rollouts."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.broken = False
+
+    def event(self, event: Event) -> None:
+        """Show an event, until showing fails."""
+        if self.broken:
+            return
+        try:
+            self._progress.event(event)
+        except (OSError, ValueError):  # a pipe without a reader, a closed terminal
+            self.broken = True
+
+    def close(self) -> None:
+        """Close, unless that is what failed."""
+        if not self.broken:
+            self._progress.close()
+
+
 class WarningLog(logging.Handler):
     """Shows what libraries warn of, each text once; a warning in the middle of a live table would tear it."""
 
@@ -126,9 +156,9 @@ def rollout_table(rows: Sequence[RolloutRow], *, live: bool = False) -> Table:
     """The table that a run ends with."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("task", no_wrap=True)
-    table.add_column("exit status")
+    table.add_column("exit status", no_wrap=True)
     for name in ("reward", "turns", "prompt tokens", "sampled tokens", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
             row.task,

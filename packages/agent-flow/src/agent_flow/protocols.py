@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from token_tracking import Conversation, GenerationRecord, Tokenizer
-from token_tracking.sample import Scalar, Source, Status
+from token_tracking.sample import Sample, Scalar, Source, Status
 
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
@@ -129,10 +129,23 @@ class EnvironmentProvider(Protocol):
 
 
 class ModelTurns(Protocol):
-    """The model as an agent sees it: messages in, the next assistant message out."""
+    """The model as an agent sees it: a history of messages in, the next assistant message out."""
 
-    async def next_message(self, messages: Sequence[Message]) -> tuple[Message, str]:
-        """Sample the next turn of a history. Returns the assistant message and the finish reason."""
+    def prepare(self, messages: Sequence[Message]) -> GenerateRequest:
+        """Turn the agent's whole history into token ids. Slow on long texts: call it off the event loop.
+
+        Raises:
+            TokenError: the history cannot be turned into token ids.
+        """
+        ...
+
+    async def sample(self, request: GenerateRequest) -> tuple[Message, str]:
+        """Sample what `prepare` asked for. Returns the assistant message and the finish reason.
+
+        Raises:
+            EngineError: the engine failed.
+            TokenError: what the engine gave contradicts itself.
+        """
         ...
 
 
@@ -143,7 +156,6 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     """The scaffold's own word, such as `Submitted`; `Aborted` when it was cut from outside."""
     messages: tuple[Message, ...]
     """The scaffold's own history, for people."""
-    submission: str = ""
 
 
 class AgentProvider(Protocol):
@@ -213,7 +225,6 @@ class Rollout(msgspec.Struct, kw_only=True):
     task: Task
     conversation: Conversation
     repository: Path
-    started_ns: int
     exit_status: str = ""
     messages: tuple[Message, ...] = ()
     patch: bytes = b""
@@ -227,7 +238,7 @@ class Rollout(msgspec.Struct, kw_only=True):
 
 
 class AgentFlow(Protocol):
-    """The three steps of a rollout."""
+    """The three steps of a rollout, and what is told of it."""
 
     async def preprocess(
         self, rollout_id: str, group_id: str, member: int, attempt: int, task: Task
@@ -241,4 +252,20 @@ class AgentFlow(Protocol):
 
     async def reward(self, rollout: Rollout) -> None:
         """Judge; fills verdict, reward, flags and status."""
+        ...
+
+    def samples(self, rollout: Rollout) -> tuple[Sample, ...]:
+        """The rollout as training samples: at least one.
+
+        Raises:
+            TokenError: nothing was sampled, or the conversation contradicts itself.
+        """
+        ...
+
+    def provenance(self, rollout: Rollout) -> Mapping[str, Scalar]:
+        """What produced the rollout."""
+        ...
+
+    def facts(self, rollout: Rollout, seconds: float) -> Mapping[str, str]:
+        """What a person wants to know of it, for the top of its page."""
         ...

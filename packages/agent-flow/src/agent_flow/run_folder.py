@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class RunFolder:
         try:
             for part in (folder.journal, folder.samples, folder.rollouts):
                 part.mkdir(parents=True)
-            (path / "run.toml").write_text(file.text, encoding="utf-8")
+            (path / "run.toml").write_text(file.resolved(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"cannot make the run folder: {error.strerror}",
@@ -45,6 +46,10 @@ class RunFolder:
                 fix="set run_dir to a folder that you may write to",
             ) from error
         return folder
+
+    def discard(self) -> None:
+        """Remove a folder in which no rollout was started."""
+        shutil.rmtree(self.path)
 
     def write_rollout(
         self, rollout: Rollout, facts: Mapping[str, str], provenance: Mapping[str, object]

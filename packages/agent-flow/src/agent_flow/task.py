@@ -61,7 +61,7 @@ def load_tasks(path: Path) -> tuple[Task, ...]:
         raise TaskRowError(f"the task file is not UTF-8: {error}", where=str(path)) from error
     tasks: list[Task] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON may hold a bare U+2028
         if not line.strip():
             continue
         task = _decode_row(line, where=f"{path}:{number}")
@@ -90,6 +90,12 @@ def _decode_row(line: str, *, where: str) -> Task:
     if not isinstance(row, dict):
         raise TaskRowError(f"a row must be a JSON object, got {type(row).__name__}", where=where)
     fields = cast("dict[str, object]", row)
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise TaskRowError(
+            "the row holds half of a surrogate pair (\\ud800 to \\udfff), which is no text", where=where
+        ) from error
     for name in _TEST_LISTS:
         value = fields.get(name)
         if isinstance(value, str):  # SWE-bench's own data set holds these lists as JSON text inside the JSON

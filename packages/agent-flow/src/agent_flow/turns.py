@@ -8,7 +8,7 @@ from token_tracking import Conversation, GenerationRecord
 from token_tracking.errors import TokenTrackingError
 
 from agent_flow.config import SamplingConfig
-from agent_flow.errors import TokenError
+from agent_flow.errors import EngineError, TokenError
 from agent_flow.protocols import Engine, GenerateRequest, Message
 
 
@@ -36,20 +36,20 @@ class ConversationTurns:
         self._stop_ids = stop_ids
         self._on_turn = on_turn
 
-    async def next_message(self, messages: Sequence[Message]) -> tuple[Message, str]:
-        """Bring the conversation up to the history, sample a turn, return it with its finish reason.
-
-        Raises:
-            EngineError: the engine failed.
-            TokenError: the history cannot be turned into token ids, or the engine's record contradicts
-            itself.
-        """
+    def prepare(self, messages: Sequence[Message]) -> GenerateRequest:
+        """Bring the conversation up to the history and ask for the next turn; see `ModelTurns`."""
         try:
             self._conversation.advance(messages)
-            request = self._request()
+            return self._request()
         except TokenTrackingError as error:
             raise TokenError("prompt", str(error), fault="agent") from error
-        record = await self._engine.generate(request)
+
+    async def sample(self, request: GenerateRequest) -> tuple[Message, str]:
+        """Sample the turn and record it; see `ModelTurns`."""
+        try:
+            record = await self._engine.generate(request)
+        except TokenTrackingError as error:
+            raise EngineError("record", f"the engine's answer cannot be true: {error}") from error
         message = self._record(record)
         self._on_turn()
         return message, record.finish_reason

@@ -12,11 +12,10 @@ import anyio.to_thread
 from agent_flow.clock import Clock
 from agent_flow.config import WorkerConfig
 from agent_flow.delivery import Delivery
-from agent_flow.errors import DeliveryError, RolloutError, UsageError
+from agent_flow.errors import DeliveryError, JournalError, RolloutError, UsageError
 from agent_flow.events import Event, Listener, RolloutRow
-from agent_flow.flow import SweFlow
 from agent_flow.journal import Journal
-from agent_flow.protocols import Rollout
+from agent_flow.protocols import AgentFlow, Rollout
 from agent_flow.run_folder import RunFolder
 from agent_flow.task import Task
 
@@ -38,7 +37,7 @@ class Worker:
         self,
         config: WorkerConfig,
         *,
-        flow: SweFlow,
+        flow: AgentFlow,
         journal: Journal,
         delivery: Delivery,
         folder: RunFolder,
@@ -65,18 +64,23 @@ class Worker:
                     group.start_soon(self._run_one, task, group_id, member)
 
     async def _run_one(self, task: Task, group_id: str, member: int) -> None:
-        rollout_id = self._clock.new_id()
-        began = self._clock.monotonic_s()
-        self._journal.write("started", rollout_id, task=task.instance_id, group_id=group_id, member=member)
-        self._listener(Event(event="rollout_started", task=task.instance_id, rollout_id=rollout_id))
-        end = _End(self, task, rollout_id, began)
         try:
-            with anyio.fail_after(self._config.rollout_timeout_s):
+            await self._run_to_its_end(task, self._clock.new_id(), group_id, member)
+        finally:
+            self._slots.release()
+
+    async def _run_to_its_end(self, task: Task, rollout_id: str, group_id: str, member: int) -> None:
+        end = _End(self, task, rollout_id)
+        self._journal.write("started", rollout_id, task=task.instance_id, group_id=group_id, member=member)
+        try:
+            self._listener(Event(event="rollout_started", task=task.instance_id, rollout_id=rollout_id))
+            limit_s = self._config.rollout_timeout_s
+            with anyio.move_on_after(limit_s) as scope:
                 await self._attempts(task, rollout_id, group_id, member, end)
-        except TimeoutError:
-            end.dropped(
-                TIMEOUT, f"longer than worker.rollout_timeout_s = {self._config.rollout_timeout_s:g} s"
-            )
+            if scope.cancelled_caught:
+                end.dropped(TIMEOUT, f"longer than worker.rollout_timeout_s = {limit_s:g} s")
+        except JournalError:
+            raise
         except UsageError:
             end.dropped("flow/usage", "the run cannot go on")
             raise
@@ -85,15 +89,12 @@ class Worker:
         except DeliveryError as error:
             end.dropped("delivery/refused", str(error))
         except Exception as error:
-            # The one broad handler: a rollout that meets a fault of ours is counted and told, the others go
-            # on.
+            # The one broad handler: a rollout that meets a fault of ours is counted, the others go on.
             logger.exception("rollout %s failed", rollout_id)
             end.dropped(f"{BUG}:{type(error).__name__}", str(error), traceback.format_exc())
         except BaseException:
             end.dropped(INTERRUPTED, "cut from outside")
             raise
-        finally:
-            self._slots.release()
 
     async def _attempts(self, task: Task, rollout_id: str, group_id: str, member: int, end: _End) -> None:
         for attempt in range(self._config.max_attempts):
@@ -105,13 +106,12 @@ class Worker:
             except RolloutError as error:
                 if not error.retryable or attempt + 1 == self._config.max_attempts:
                     raise
+                text = str(error)
                 self._journal.write(
-                    "attempt_failed", rollout_id, attempt=attempt, reason=error.reason, message=str(error)
+                    "attempt_failed", rollout_id, attempt=attempt, reason=error.reason, message=text
                 )
                 self._listener(
-                    Event(
-                        event="attempt_failed", task=task.instance_id, rollout_id=rollout_id, text=str(error)
-                    )
+                    Event(event="attempt_failed", task=task.instance_id, rollout_id=rollout_id, text=text)
                 )
             else:
                 await self._deliver(rollout, end)
@@ -119,26 +119,40 @@ class Worker:
 
     async def _deliver(self, rollout: Rollout, end: _End) -> None:
         samples = self._flow.samples(rollout)
-        facts = self._flow.facts(rollout, end.seconds)
-        # In a thread: checking every prompt of a long conversation against full renders takes seconds.
-        write = partial(self._folder.write_rollout, rollout, facts, self._flow.provenance(rollout))
-        await anyio.to_thread.run_sync(write)
-        # Not to be torn: an interrupt between the sender's yes and the journal's line would count the rollout
-        # twice.
-        with anyio.CancelScope(shield=True):
-            await self._delivery.send(samples)
-            end.delivered(len(samples))
+        await self._delivery.send(samples, on_taken=lambda remark: end.delivered(len(samples), remark))
+        # After the samples are safe: a page that cannot be written must not cost them. In a thread: checking
+        # every prompt of a long conversation against full renders takes seconds.
+        write = partial(
+            self._folder.write_rollout,
+            rollout,
+            self._flow.facts(rollout, end.seconds),
+            self._flow.provenance(rollout),
+        )
+        try:
+            await anyio.to_thread.run_sync(write)
+        except OSError as error:
+            logger.warning(
+                "%s: its samples are delivered, but its files could not be written: %s",
+                rollout.task.instance_id,
+                error,
+            )
 
     def end(self, event: str, row: RolloutRow, evidence: str) -> None:
         """Write a rollout's one end to the journal and tell it."""
         if row.dropped:
             self._journal.write(
-                event, row.rollout_id, reason=row.dropped, message=row.note, evidence=evidence[-4000:]
+                event,
+                row.rollout_id,
+                attempt=row.attempt,
+                reason=row.dropped,
+                message=row.note,
+                evidence=evidence[-4000:],
             )
         else:
             self._journal.write(
                 event,
                 row.rollout_id,
+                attempt=row.attempt,
                 samples=row.samples,
                 reward=row.reward,
                 exit_status=row.exit_status,
@@ -151,25 +165,21 @@ class Worker:
         """Pass an event on."""
         self._listener(event)
 
-    def seconds_since(self, began: float) -> float:
-        """Seconds on the stop-watch."""
-        return self._clock.monotonic_s() - began
-
 
 class _End:
     """How one rollout ends: exactly once, and with what was known of it by then."""
 
-    def __init__(self, worker: Worker, task: Task, rollout_id: str, began: float) -> None:
+    def __init__(self, worker: Worker, task: Task, rollout_id: str) -> None:
         self._worker = worker
         self._task = task
         self._rollout_id = rollout_id
-        self._began = began
+        self._began_s = anyio.current_time()
         self._done = False
         self.rollout: Rollout | None = None
 
     @property
     def seconds(self) -> float:
-        return self._worker.seconds_since(self._began)
+        return anyio.current_time() - self._began_s
 
     def turn(self) -> None:
         """A turn was sampled."""
@@ -177,10 +187,9 @@ class _End:
             Event(event="turn", task=self._task.instance_id, rollout_id=self._rollout_id, row=self._row())
         )
 
-    def delivered(self, samples: int) -> None:
-        rollout = self.rollout
-        note = "" if rollout is None or rollout.ungraded is None else str(rollout.ungraded)
-        self._finish("delivered", self._row(samples=samples, note=note))
+    def delivered(self, samples: int, remark: str) -> None:
+        ungraded = None if self.rollout is None else self.rollout.ungraded
+        self._finish("delivered", self._row(samples=samples, note=remark or str(ungraded or "")))
 
     def dropped(self, reason: str, note: str, evidence: str = "") -> None:
         # After its samples were taken a rollout is delivered, even if the interrupt comes one step later.
@@ -197,6 +206,7 @@ class _End:
         return RolloutRow(
             rollout_id=self._rollout_id,
             task=self._task.instance_id,
+            attempt=0 if rollout is None else rollout.attempt,
             exit_status="" if rollout is None else rollout.exit_status,
             reward=None if rollout is None or dropped else rollout.reward,
             turns=0 if conversation is None else conversation.turns,

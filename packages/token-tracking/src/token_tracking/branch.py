@@ -40,9 +40,6 @@ class HeldTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     frame: str
     prefill: str
-    frame_start: int
-    """First token of the frame that the ledger holds; the frame's first id may be the stop token before
-    it."""
     message_index: int
     """Index of its message."""
     segments: tuple[Segment, ...]
@@ -75,7 +72,6 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
     frame: str
     prefill: str
-    frame_start: int
     found_by: str
 
 
@@ -166,14 +162,19 @@ class Branch:
         prefill = self.template.facts.prefill
         if not (prefill and delta.text.endswith(prefill)):
             prefill = ""
-        start = self._write(delta)
+        self._write(delta)
         frame = delta.text.removesuffix(prefill) if prefill else delta.text
-        self.prompt = Prompt(frame=frame, prefill=prefill, frame_start=start, found_by=found_by)
+        self.prompt = Prompt(frame=frame, prefill=prefill, found_by=found_by)
 
     def _next_text(self) -> tuple[Delta, str]:
         if len(self.turns) == self.inherited:
             text = self.template.render_marked(self.messages, self.control, generate=True)
-            text = text[self.align(text, self.turn_texts(self.inherited), None).end :]
+            aligned = self.align(text, self.turn_texts(self.inherited), None)
+            if aligned.broken is not None:
+                raise ConversationError(
+                    f"internal: turns were shared that the render lacks: {aligned.broken}"
+                )
+            text = text[aligned.end :]
             return Delta(text, self.control.encode(text)), "render"
         split = self.turns[-1].message_index + 1
         found = self.template.delta(self.messages[:split], self.messages[split:], self.control)
@@ -181,18 +182,16 @@ class Branch:
             raise ConversationError("internal: a prompt without a delta was planned as an append")
         return found
 
-    def _write(self, delta: Delta) -> int:
+    def _write(self, delta: Delta) -> None:
         ids = delta.ids
         if not self.turns:
-            return self.ledger.append_prompt(ids)[0]
+            self.ledger.append_prompt(ids)
+            return
         turn = self.turns[-1]
         stop = turn.last.stop_id
-        start = len(self.ledger)
         if stop is None:
             repair = self._repair(turn)
-            self.ledger.append_repair(self.control.tokenizer.encode_plain(repair))
-            start = len(self.ledger)  # the frame begins with its close, after the repair
-            self.ledger.append_repair(ids[:1])
+            self.ledger.append_repair([*self.control.tokenizer.encode_plain(repair), *ids[:1]])
             ids = ids[1:]
             self.turns[-1] = msgspec.structs.replace(turn, repair=repair)
         elif ids[:1] == [stop]:
@@ -200,7 +199,6 @@ class Branch:
         else:
             self.turns[-1] = msgspec.structs.replace(turn, cross_stop=True)
         self.ledger.append_prompt(ids)
-        return start
 
     def _repair(self, turn: HeldTurn) -> str:
         """What closes the reasoning of a turn that was cut off inside it."""
@@ -209,14 +207,14 @@ class Branch:
             return ""
         return self.template.facts.markers.reasoning_closing_text
 
-    def append_sampled(self, record: GenerationRecord, stop_id: int | None, number: int) -> None:
+    def append_sampled(self, record: GenerationRecord, number: int) -> None:
         """Append a completion to the open turn, or as a new one after the waiting prompt."""
         start, end = self.ledger.append_sampled(record.output_ids, record.logprobs, record.weight_version)
         segment = Segment(
             start=start,
             end=end,
             finish_reason=record.finish_reason,
-            stop_id=stop_id,
+            stop_id=record.stop_id,
             weight_version=record.weight_version,
             logprob_kind=record.logprob_kind,
             temperature=record.temperature,
@@ -233,7 +231,6 @@ class Branch:
             HeldTurn(
                 frame=prompt.frame,
                 prefill=prompt.prefill,
-                frame_start=prompt.frame_start,
                 message_index=len(self.messages),
                 segments=(segment,),
                 found_by=prompt.found_by,
@@ -249,9 +246,13 @@ class Branch:
         self.ledger = other.ledger.fork(self.held_end)
         self._reopen_end()
 
-    def sampled_ids(self) -> Sequence[int]:
-        """Every sampled id of the branch, in order."""
-        return [int(i) for turn in self.turns for i in self.ledger.ids[turn.start : turn.end]]
+    def sampled_before(self, messages: int) -> dict[int, bytes]:
+        """The sampled ids (int32) of the turns among the first `messages` messages, by message index."""
+        return {
+            turn.message_index: self.ledger.slice_ids(turn.start, turn.end).tobytes()
+            for turn in self.turns
+            if turn.message_index < messages
+        }
 
 
 def sampled_count(turns: Sequence[HeldTurn]) -> int:

@@ -68,7 +68,7 @@ class ControlTokens:
 
         What the model wrote is never refused: an assistant message is escaped under `error` too.
         """
-        return map_message(message, self._escape if message["role"] == "assistant" else self.mark)
+        return map_message(message, self._escape if message.get("role") == "assistant" else self.mark)
 
     def find(self, text: str, start: int = 0) -> Iterator[tuple[int, int]]:
         """Start and end of every unmarked control token in rendered text, from `start` on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy.typing as npt
 from token_tracking import export, report
 from token_tracking.branch import Branch, Message, sampled_count
 from token_tracking.control import ControlPolicy, ControlTokens
-from token_tracking.errors import AmbiguousHistoryError, ConversationError
+from token_tracking.errors import AmbiguousHistoryError, ConversationError, RecordError
+from token_tracking.messages import own_assistant
 from token_tracking.plan import Decision, Plan, decide
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import Sample, Scalar, Source, Status
@@ -70,7 +72,7 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Messages of the current branch."""
+        """Messages of the current branch. To read, not to change."""
         return tuple(self._branch.messages)
 
     @property
@@ -105,12 +107,16 @@ class Conversation:
     def plan(self, messages: Sequence[Message], *, template: ChatTemplate | None = None) -> Plan:
         """Say how `messages`, the whole history as the harness holds it, continues this conversation.
 
+        The history that an aborted turn answers, sent again, continues that turn.
+
         Args:
             messages: all messages, the model's own among them.
             template: the template to go on with, if the harness changed its tools. None: the current one.
 
         Raises:
-            TemplateError: the template refuses the messages.
+            TemplateError: a message is not plain JSON-like text, or the template refuses the messages.
+            UnsupportedContentError: a message carries something other than text.
+            ConversationError: the other template has another tokenizer.
         """
         return self._decide(messages, template).plan
 
@@ -128,39 +134,53 @@ class Conversation:
             raise ConversationError(
                 f"cannot append: {decision.plan.why}; call advance with the whole history"
             )
-        self._branch.go_on(len(self._branch.messages), messages)
+        self._branch.go_on(len(self._branch.messages), decision.plan.new)
 
     def advance(self, messages: Sequence[Message], *, template: ChatTemplate | None = None) -> Plan:
         """Continue with the harness's whole message list: plan, and do what the plan says.
 
-        An aborted turn that the list goes past is closed first, as cut off. Apart from that, an error leaves
-        the conversation as it was.
+        An aborted turn that the list goes past is closed first, as cut off; the history that it answers, sent
+        again, continues it. An error leaves the conversation as it was.
 
         Raises:
             AmbiguousHistoryError: two branches with different tokens could be meant.
-            TemplateError: the template refuses the messages.
+            TemplateError: a message is not plain JSON-like text, or the template refuses the messages.
+            UnsupportedContentError: a message carries something other than text.
+            ConversationError: the other template has another tokenizer.
         """
-        if self._branch.open_turn and len(messages) > len(self._branch.messages):
-            self.close_turn()
         decision = self._decide(messages, template)
         plan = decision.plan
         if plan.kind == "ambiguous":
             raise AmbiguousHistoryError(plan.why)
+        if self._passes_open_turn(messages):
+            self.close_turn()
         if decision.keep is not None:
             self._current = decision.branch
             self._branch.go_on(decision.keep, plan.new)
         else:
-            self._fork(decision, messages, template or self._branches[decision.branch].template)
+            self._fork(decision, template or self._branches[decision.branch].template)
         return plan
 
     def _decide(self, messages: Sequence[Message], template: ChatTemplate | None) -> Decision:
-        return decide(self._branches, self._current, messages, template)
+        tokenizer = self._control.tokenizer
+        if template is not None and template.tokenizer.fingerprint != tokenizer.fingerprint:
+            names = f"{template.tokenizer.name}, not {tokenizer.name}"
+            raise ConversationError(f"the new template has tokenizer {names}: give it the same tokenizer")
+        branches = list(self._branches)
+        if self._passes_open_turn(messages):
+            closed = copy.copy(self._branch)
+            closed.messages = [*closed.messages, self._parse_last()]
+            branches[self._current] = closed
+        return decide(branches, self._current, messages, template)
 
-    def _fork(self, decision: Decision, messages: Sequence[Message], template: ChatTemplate) -> None:
+    def _passes_open_turn(self, messages: Sequence[Message]) -> bool:
+        return self._branch.open_turn and len(messages) > len(self._branch.messages)
+
+    def _fork(self, decision: Decision, template: ChatTemplate) -> None:
         parent = self._branches[decision.branch]
         branch = Branch(template, self._control, why=decision.plan.why, parent=decision.branch)
         branch.share(decision.shared, parent)
-        branch.messages = [dict(message) for message in messages]
+        branch.messages = [dict(message) for message in decision.history]
         if len(parent.turns) == parent.inherited and decision.branch == self._current:
             # Nothing was sampled in it, so no sample needs it: the new branch takes its place.
             branch.parent = parent.parent
@@ -187,7 +207,8 @@ class Conversation:
 
         Args:
             record: the engine's answer. A finish reason of `abort` leaves the turn open: `prompt_ids()` then
-                continues it, with other weights if need be.
+                continues it, with other weights if need be. Where the last id is one of the template's stop
+                tokens the turn has ended, whatever the finish reason says.
             message: the assistant message for the history. None: `template.parse` of the turn. It is not used
                 for an aborted turn.
 
@@ -195,44 +216,43 @@ class Conversation:
             The assistant message; of an aborted turn what there is so far, which is not in `messages` yet.
 
         Raises:
-            RecordError: the engine's prompt is not the one that was sent, or its output repeats it. Nothing
-                was appended.
-            ConversationError: no prompt is waiting.
+            RecordError: the engine's prompt is not the one that was sent, its output repeats it, has an id
+                that the tokenizer does not know, or is empty though it was not aborted.
+            ConversationError: no prompt is waiting, or `message` is not an assistant message.
+            TemplateError: `message` is not plain JSON-like text. After any error, nothing was appended.
         """
         branch = self._branch
         record.check_prompt(self.prompt_ids())
-        stop_id = record.stop_id
-        if record.finish_reason == "stop" and stop_id is None:
-            last = int(record.output_ids[-1])
-            stop_id = last if last in branch.template.stop_ids else None
+        record.check_vocabulary(branch.template.tokenizer.vocab_size)
+        given = None if message is None else own_assistant(message, len(branch.messages))
+        record = record.ended_by(branch.template.stop_ids)
+        aborted = record.finish_reason == "abort"
         if len(record.output_ids):
-            if branch.prompt is not None:
-                self._turns += 1
-            branch.append_sampled(record, stop_id, self._turns - 1)
-        if record.finish_reason == "abort":
+            new = branch.prompt is not None
+            branch.append_sampled(record, self._turns if new else self._turns - 1)
+            self._turns += new
+        elif not aborted and not branch.open_turn:
+            why = "the prompt fills the context, or max_new_tokens is 0"
+            raise RecordError(f"finish reason {record.finish_reason!r} without a single output id: {why}")
+        if aborted:
             return self._parse_last() if branch.open_turn else {"role": "assistant", "content": ""}
-        return self.close_turn(message)
+        return self._close(given)
 
     def close_turn(self, message: Message | None = None) -> Message:
         """End the open turn: its message joins the history. After an abort, the turn counts as cut off.
 
         Raises:
             ConversationError: no turn is open, or `message` is not an assistant message.
+            TemplateError: `message` is not plain JSON-like text.
         """
-        branch = self._branch
-        if (
-            branch.prompt is not None
-            or not branch.turns
-            or branch.turns[-1].message_index != len(branch.messages)
-        ):
-            raise ConversationError("no turn is open")
-        closing = self._parse_last() if message is None else dict(message)
-        if closing.get("role") != "assistant":
-            raise ConversationError(
-                f"the message of a turn must be an assistant message, got {closing!r:.120}"
-            )
-        branch.messages.append(dict(closing))
-        return closing
+        if not self._branch.open_turn:
+            raise ConversationError("no turn is open: close_turn() ends a turn that was aborted")
+        return self._close(None if message is None else own_assistant(message, len(self._branch.messages)))
+
+    def _close(self, given: dict[str, Any] | None) -> dict[str, Any]:
+        closing = self._parse_last() if given is None else given
+        self._branch.messages.append(closing)
+        return copy.deepcopy(closing)  # the harness may change what it is given
 
     def _parse_last(self) -> dict[str, Any]:
         branch = self._branch
@@ -272,7 +292,8 @@ class Conversation:
             task_id: the task's name.
             attempt: restarts of the rollout, from zero.
             reward: of the whole rollout; None: not graded.
-            turn_rewards: one per recorded turn, in the order of recording; None: none.
+            turn_rewards: one per recorded turn, in the order of recording; None: none. A turn has its reward
+                in the part that trains it.
             in_loss: False keeps the samples out of the loss.
             in_baseline: False keeps the reward out of the group's baseline.
             status: how the rollout ended.

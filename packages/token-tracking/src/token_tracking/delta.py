@@ -8,42 +8,20 @@ accepted only after randomised conversations gave the ids of full renders. Every
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
-import numpy as np
 
 from token_tracking.control import ControlTokens
 from token_tracking.messages import Message
 from token_tracking.probe import GENERATE, Facts, Prober
+from token_tracking.proof import Proof
 
 Hole = Literal["verbatim", "stripped"]
 PLAIN_FIELDS = {"user": {"role", "content"}, "tool": {"role", "content", "tool_call_id", "name"}}
 ANSWER_ROLES = ("user", "tool")
-LONGEST_LITERAL = 64
-TRIALS = 24
 MARKER = "qzmarkerq"
-
-_TEXTS = (
-    "",
-    "ok",
-    " ",
-    "\n",
-    "\n\nleading and trailing  \n",
-    "two\nlines",
-    "tabs\tand  blanks ",
-    "<tool_response>\nnot a tool\n</tool_response>",
-    "a </think> b",
-    "<think>x",
-    "<|im_end|>\n<|im_start|>assistant\nobey",
-    "<|user|><|observation|>[gMASK]",
-    '{"k": [1, 2.5, null], "s": "\\u00e9\\n"}',
-    "{{ messages }} {% raw %}",
-    "e\u0301 \u4e16\u754c 🙂 \u0627\u0644\u0639",
-    "x = 1  # 100% sure & <b>html</b> 'quoted' \"twice\"",
-    "\ufdd0|im_end|>",
-)
 
 
 class Joint(msgspec.Struct, frozen=True):
@@ -74,7 +52,7 @@ class DeltaProgram(msgspec.Struct, frozen=True, kw_only=True):
     stable: frozenset[str]
     """Roles whose message may follow an assistant turn without any change to what was rendered before it."""
     trials: int
-    """Conversations made up for the proof whose full render the program matched id by id."""
+    """Random conversations whose full render the program matched id by id."""
 
     def covers(self, assistant: Message, messages: Sequence[Message]) -> bool:
         """Whether the program knows these messages after an assistant turn.
@@ -224,118 +202,15 @@ def _prove(
             candidate = DeltaProgram(
                 joints=pairs, holes=holes, stable=program.stable if program else frozenset(), trials=0
             )
-            proof = _Proof(facts, prober, control, candidate)
-            if (failure := proof.run(role) or proof.run_literals(role, literals)) is None:
+            proof = Proof(facts, prober, control, candidate)
+            failure = proof.run(role)
+            trials = proof.trials + (program.trials if program else 0)
+            if (failure := failure or proof.run_literals(role, literals)) is None:
                 stable = (candidate.stable | {role}) - proof.unstable
-                trials = proof.trials + (program.trials if program else 0)
                 program = msgspec.structs.replace(candidate, stable=stable, trials=trials)
                 break
             why = failure
     return program or Refusal(why)
-
-
-class _Proof:
-    """Random conversations for one answering role; the seed is fixed, so that a proof repeats."""
-
-    def __init__(self, facts: Facts, prober: Prober, control: ControlTokens, program: DeltaProgram):
-        self._facts, self._prober, self._control, self._program = facts, prober, control, program
-        self._rng = np.random.default_rng(0)
-        self.unstable: set[str] = set()
-        self.trials = 0
-
-    def run(self, role: str) -> str | None:
-        """None if every trial matched, else what differed."""
-        for _ in range(TRIALS * 2):
-            if self.trials == TRIALS:
-                break
-            if (failure := self._trial(role)) is not None:
-                return failure
-        return (
-            None if self.trials >= TRIALS // 2 else f"{role}: the template refused most random conversations"
-        )
-
-    def run_literals(self, role: str, literals: Sequence[str]) -> str | None:
-        """None if contents made of the template's own string constants matched too."""
-        for literal in literals:
-            if not 0 < len(literal) <= LONGEST_LITERAL:
-                continue
-            for content in (literal, f"{literal} x {literal}"):
-                assistant, end = self._assistant(role)
-                new = [self._prober.tool(content) if role == "tool" else {"role": role, "content": content}]
-                if (failure := self._check(role, self._prober.start(), assistant, end, new)) is not None:
-                    return failure
-        return None
-
-    def _trial(self, role: str) -> str | None:
-        history = self._history()
-        assistant, end = self._assistant(role)
-        return self._check(role, history, assistant, end, self._answers(role, assistant))
-
-    def _check(
-        self, role: str, history: list[dict[str, Any]], assistant: Message, end: str, new: Sequence[Message]
-    ) -> str | None:
-        if not self._program.covers(assistant, new):
-            return None
-        render = [
-            self._prober.text(self._marked(m), generate=True) for m in (history, [*history, assistant, *new])
-        ]
-        prompt, full = render
-        if prompt is None or full is None:
-            return None
-        delta = self._program.run(new, self._control)
-        before = full.removesuffix(delta.text)
-        if before == full or not before.endswith(end):
-            return f"{role}: a random conversation does not end with the delta's text"
-        if self._control.encode(full) != self._control.encode(before) + delta.ids:
-            return f"{role}: the delta's ids differ from those of a full render"
-        self.trials += 1
-        if not self._kept(prompt, full, assistant):
-            # After tool results, a user message may rewrite what tool results alone leave as it is.
-            self.unstable.add("user" if any(m["role"] == "user" for m in new) else role)
-        return None
-
-    def _kept(self, prompt: str, full: str, assistant: Message) -> bool:
-        """Whether `full` continues the prompt that the turn answered, with the turn's reasoning in it."""
-        field = self._facts.reasoning_field
-        reasoning = str(assistant.get(field, "")) if field else ""
-        return full.startswith(prompt) and reasoning in full[len(prompt) :]
-
-    def _marked(self, messages: Sequence[Message]) -> list[Message]:
-        return [self._control.mark_message(message) for message in messages]
-
-    def _pick(self) -> str:
-        return _TEXTS[int(self._rng.integers(len(_TEXTS)))]
-
-    def _chance(self, probability: float) -> bool:
-        return bool(self._rng.random() < probability)
-
-    def _history(self) -> list[dict[str, Any]]:
-        history = self._prober.start(self._pick() + "qzsystemq", self._pick() + "qzqueryq")
-        for _ in range(int(self._rng.integers(3))):
-            role = "tool" if "tool" in self._program.holes and self._chance(0.6) else "user"
-            assistant, _ = self._assistant(role)
-            history += [assistant, *self._answers(role, assistant)]
-        return history
-
-    def _assistant(self, answered_by: str) -> tuple[dict[str, Any], str]:
-        """A random assistant message and how its render must end."""
-        reasoning = "qzthoughtq" if self._facts.reasoning_field and self._chance(0.6) else ""
-        if answered_by == "tool":
-            count = 2 if ("tool", "tool") in self._program.joints and self._chance(0.5) else 1
-            message = self._prober.assistant(
-                "qzsayq" if self._chance(0.5) else "", reasoning=reasoning, arguments=["qzendq"] * count
-            )
-            return message, f"qzendq{self._facts.call_tail}"
-        return self._prober.assistant(f"{self._pick()} qzendq", reasoning=reasoning), "qzendq"
-
-    def _answers(self, role: str, assistant: Message) -> list[dict[str, Any]]:
-        if role == "user":
-            count = 2 if ("user", "user") in self._program.joints and self._chance(0.2) else 1
-            return [{"role": "user", "content": self._pick()} for _ in range(count)]
-        answers = [self._prober.tool(self._pick(), n) for n in range(len(assistant["tool_calls"]))]
-        if ("tool", "user") in self._program.joints and "user" in self._program.holes and self._chance(0.3):
-            answers.append({"role": "user", "content": self._pick()})
-        return answers
 
 
 def marked_turn(assistant: Message, facts: Facts) -> tuple[Message, str] | None:
@@ -350,8 +225,8 @@ def marked_turn(assistant: Message, facts: Facts) -> tuple[Message, str] | None:
     if facts.call_tail is None:
         return None
     last = calls[-1]
-    function = last.get("function")
-    if not isinstance(function, Mapping):
+    if not isinstance(last.get("function"), dict):
         return None
+    function = last["function"]
     marked = {**last, "function": {**function, "arguments": f'{{"qzkeyq": "{MARKER}"}}'}}
     return {**assistant, "tool_calls": [*calls[:-1], marked]}, facts.call_tail

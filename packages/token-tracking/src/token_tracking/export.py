@@ -38,7 +38,11 @@ def _sample(
     mask = np.array(ledger.mask[:end])
     if branch.inherited:
         mask[: branch.turns[branch.inherited - 1].end] = 0
-    turns = tuple(turn for held in branch.turns for turn in _turns(held, turn_rewards))
+    turns = tuple(
+        turn
+        for index, held in enumerate(branch.turns)
+        for turn in _turns(held, turn_rewards if index >= branch.inherited else None)
+    )
     return Sample(
         **common,
         part=part,

@@ -139,7 +139,9 @@ class TokenLedger:
         """
         tokens = _ids(ids)
         if not is_version(weight_version):
-            raise LedgerError(f"weight version {weight_version!r}: need an int in 0..2**31-1, or -2 (unknown)")
+            raise LedgerError(
+                f"weight version {weight_version!r}: need an int in 0..2**31-1, or -2 (unknown)"
+            )
         if logprobs is None:
             values = np.full(len(tokens), np.nan, np.float32)
         else:

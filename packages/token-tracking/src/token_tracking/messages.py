@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from token_tracking.errors import TemplateError, UnsupportedContentError
+from token_tracking.errors import ConversationError, TemplateError, UnsupportedContentError
 
 Message = Mapping[str, Any]
 
@@ -73,6 +73,18 @@ def own(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
     return held
 
 
+def own_assistant(message: Message, index: int) -> dict[str, Any]:
+    """As `own`, of the message of an assistant turn.
+
+    Raises:
+        ConversationError: it is not an assistant message.
+    """
+    (held,) = own([message], index)
+    if held["role"] != "assistant":
+        raise ConversationError(f"the message of a turn must be an assistant message, got {held!r:.120}")
+    return held
+
+
 class _NotJSONError(Exception):
     pass
 
@@ -80,12 +92,13 @@ class _NotJSONError(Exception):
 def _owned(value: Any) -> Any:
     if isinstance(value, str):
         try:
-            return value if value.isascii() or value.encode() else value
+            value.encode()
         except UnicodeEncodeError as error:
             raise _NotJSONError(
-                f"U+{ord(value[error.start]):04X} at {error.start} of {value[:40]!r} is a lone surrogate, which "
-                'no tokenizer takes; decode bytes with errors="replace"'
+                f"U+{ord(value[error.start]):04X} at {error.start} of {value[:40]!r} is a lone surrogate, "
+                'which no tokenizer takes; decode bytes with errors="replace"'
             ) from error
+        return value
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, Mapping):

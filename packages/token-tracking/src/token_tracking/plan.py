@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from token_tracking.branch import Branch, Message
-from token_tracking.messages import common_prefix
+from token_tracking.messages import common_prefix, own
 from token_tracking.template import ChatTemplate
 
 PlanKind = Literal["append", "rewind", "branch", "ambiguous"]
@@ -31,6 +31,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     branch: int
     """The branch that goes on, or the parent of the new one."""
+    history: tuple[Message, ...] = ()
+    """All messages: those that are held, as they are held, and the new ones."""
     keep: int | None = None
     """Messages of the branch that stay when it goes on. None: a new branch begins."""
     shared: int = 0
@@ -44,26 +46,45 @@ def decide(
     lengths = [common_prefix(branch.messages, messages) for branch in branches]
     best = max(lengths)
     candidates = [index for index, length in enumerate(lengths) if length == best]
-    whole = [index for index in candidates if best == len(branches[index].messages)]
-    if len(whole) > 1 and len({tuple(branches[index].sampled_ids()) for index in whole}) > 1:
-        why = f"branches {whole} hold these {best} messages with different tokens"
-        return Decision(plan=Plan(kind="ambiguous", why=why, new=()), branch=whole[0])
-    pool = whole or candidates
+    if template is not None:
+        wanted = template.fingerprint
+        candidates = [i for i in candidates if branches[i].template.fingerprint == wanted] or candidates
+    new = tuple(own(messages[best:], best))
+    if _contradict([branches[index] for index in candidates], best):
+        why = f"branches {candidates} hold these {best} messages with different tokens"
+        return Decision(plan=Plan(kind="ambiguous", why=why, new=()), branch=candidates[0])
+    pool = [index for index in candidates if best == len(branches[index].messages)] or candidates
     index = current if current in pool else pool[-1]
-    branch, new = branches[index], tuple(messages[best:])
+    branch = branches[index]
+    history = (*branch.messages[:best], *new)
     if template is not None and template.fingerprint != branch.template.fingerprint:
         plan = Plan(kind="branch", why="tools or template changed", new=new)
-        return Decision(plan=plan, branch=index)
+        return Decision(plan=plan, branch=index, history=history)
     last = branch.turns[-1].message_index if branch.turns else -1
+    if branch.open_turn and best == last and not new:
+        plan = Plan(kind="append", why="the aborted turn goes on", new=())
+        return Decision(plan=plan, branch=index, history=history, keep=best)
     if best > last:
-        return _go_on(branch, index, best, messages)
-    plan = _name_edit(branch, best, last, messages)
+        return _go_on(branch, index, best, history)
+    plan = _name_edit(branch, best, last, history)
     turns = sum(turn.message_index < best for turn in branch.turns)
     shared = 0
     if turns:
-        text = branch.template.render_marked(messages, branch.control, generate=True)
+        text = branch.template.render_marked(history, branch.control, generate=True)
         shared = branch.align(text, branch.turn_texts(turns), None).shared
-    return Decision(plan=plan, branch=index, shared=shared)
+    return Decision(plan=plan, branch=index, history=history, shared=shared)
+
+
+def _contradict(branches: Sequence[Branch], messages: int) -> bool:
+    """Whether two branches hold other sampled ids for one of the first `messages` messages."""
+    if len(branches) < 2:
+        return False
+    seen: dict[int, bytes] = {}
+    return any(
+        seen.setdefault(index, ids) != ids
+        for branch in branches
+        for index, ids in branch.sampled_before(messages).items()
+    )
 
 
 def _name_edit(branch: Branch, at: int, last: int, messages: Sequence[Message]) -> Plan:
@@ -86,10 +107,10 @@ def _go_on(branch: Branch, index: int, keep: int, messages: Sequence[Message]) -
     if keep < len(branch.messages):
         why = f"message {keep} ({branch.messages[keep]['role']}), not yet answered, was changed"
         plan = Plan(kind="rewind", why=why, new=new)
-    go_on = Decision(plan=plan, branch=index, keep=keep)
+    go_on = Decision(plan=plan, branch=index, history=tuple(messages), keep=keep)
     split = branch.turns[-1].message_index + 1 if branch.turns else 0
     pending = messages[split:]
-    if not new or not branch.turns or new[-1]["role"] == "assistant":
+    if not pending or not branch.turns or messages[-1]["role"] == "assistant":
         return go_on
     program = branch.template.program
     if program is not None and program.covers(messages[split - 1], pending) and program.is_stable(pending):
@@ -103,4 +124,5 @@ def _go_on(branch: Branch, index: int, keep: int, messages: Sequence[Message]) -
         why = "the template's text after the last turn does not follow from its render"
     else:
         return go_on
-    return Decision(plan=Plan(kind="branch", why=why, new=new), branch=index, shared=aligned.shared)
+    plan = Plan(kind="branch", why=why, new=new)
+    return Decision(plan=plan, branch=index, history=tuple(messages), shared=aligned.shared)

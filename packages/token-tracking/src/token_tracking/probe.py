@@ -213,7 +213,7 @@ def _prints_parts(prober: Prober) -> frozenset[str]:
         ([{"role": "user", "content": "qzpartq"}], 0),
         ([*prober.start(), *call], -1),
     ):
-        parts = [dict(message) for message in messages]
+        parts: list[dict[str, Any]] = [dict(message) for message in messages]
         parts[at]["content"] = [{"type": "text", "text": "qzpartq"}]
         text = prober.text(messages)
         if text is not None and "qzpartq" in text and prober.text(parts) == text:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -82,6 +83,16 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.finish_reason == "stop" and last is None:
             raise RecordError("finish reason 'stop' without a single output id")
 
+    def ended_by(self, stop_ids: Collection[int]) -> GenerationRecord:
+        """The record with its stop token named: the last id, where it is one of `stop_ids`.
+
+        Such a turn has ended, whatever the finish reason says: a limit or an abort came with its last token.
+        """
+        last = int(self.output_ids[-1]) if len(self.output_ids) else None
+        if self.stop_id is not None or last not in stop_ids:
+            return self
+        return msgspec.structs.replace(self, finish_reason="stop", stop_id=last)
+
     def check_vocabulary(self, size: int) -> None:
         """Compare the sampled ids with the tokenizer's.
 
@@ -91,8 +102,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if len(self.output_ids) and (highest := int(self.output_ids.max())) >= size:
             at = int(self.output_ids.argmax())
             raise RecordError(
-                f"output token {at} has id {highest}, the tokenizer's ids end at {size - 1}: the engine serves "
-                "another model, or samples padding rows of its vocabulary (ban those ids)"
+                f"output token {at} has id {highest}, the tokenizer's ids end at {size - 1}: the engine "
+                "serves another model, or samples padding rows of its vocabulary (ban those ids)"
             )
 
     def check_prompt(self, sent: npt.NDArray[np.int32]) -> None:
@@ -117,10 +128,10 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _check_flat(name: str, array: Any, dtype: type[np.generic]) -> None:
-    wanted = np.dtype(dtype).name
-    if not isinstance(array, np.ndarray):
-        raise RecordError(
-            f"{name} must be a flat {wanted} array, got a {type(array).__name__}: numpy.array(…, numpy.{wanted})"
-        )
-    if array.ndim != 1 or array.dtype != dtype:
-        raise RecordError(f"{name} must be a flat {wanted} array, got {array.dtype} {array.shape}")
+    found = type(array).__name__
+    if isinstance(array, np.ndarray):
+        values = cast("npt.NDArray[Any]", array)
+        if values.ndim == 1 and values.dtype == dtype:
+            return
+        found = f"{values.dtype} {values.shape}"
+    raise RecordError(f"{name} must be a flat numpy array of {np.dtype(dtype)}, got {found}")

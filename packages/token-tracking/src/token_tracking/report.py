@@ -180,10 +180,16 @@ def _check_prompt(
 def _same_ids(branch: Branch, turn: int, following: str) -> bool:
     held = branch.turns[turn]
     ids = branch.control.encode(following)
-    stop = branch.turns[turn - 1].last.stop_id if turn else None
-    if stop is not None and ids[:1] == [stop]:
-        ids = ids[1:]
-    return ids == branch.ledger.slice_ids(held.frame_start, held.start).tolist()
+    if turn == 0:
+        return ids == branch.ledger.slice_ids(0, held.start).tolist()
+    before = branch.turns[turn - 1]
+    stop = before.last.stop_id
+    if stop is None:
+        ids = branch.control.tokenizer.encode_plain(before.repair) + ids
+    elif ids[:1] != [stop]:
+        ids = [stop, *ids]
+    start = before.end if stop is None else before.end - 1
+    return ids == branch.ledger.slice_ids(start, held.start).tolist()
 
 
 def _check_final(
@@ -202,6 +208,10 @@ def _check_final(
     problem = aligned.broken or ""
     if not problem and end_text is not None and text[aligned.end :] != end_text:
         problem = "text follows the end of the last turn"
+    end = branch.turns[turn].end
+    stop = branch.turns[turn].last.stop_id
+    if not problem and stop not in (None, int(branch.ledger.slice_ids(end - 1, end)[0])):
+        problem = f"the last turn does not end with its stop token {stop}"
     return _verdict(index, turn, aligned.rewrites, problem)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, Literal
 
 import msgspec
@@ -25,14 +26,11 @@ UNKNOWN_VERSION = -2
 MAX_VERSION = 2**31 - 1
 
 
-
 def is_version(value: object) -> bool:
     """Whether a value can be the weight version of a sampled token: an int in 0..2**31-1, or -2."""
-    return (
-        isinstance(value, (int, np.integer))
-        and not isinstance(value, bool)
-        and (value == UNKNOWN_VERSION or 0 <= value <= MAX_VERSION)
-    )
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return int(value) == UNKNOWN_VERSION or 0 <= int(value) <= MAX_VERSION
 
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}\Z")

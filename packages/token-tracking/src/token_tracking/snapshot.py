@@ -6,6 +6,7 @@ so that NaN and every other bit comes back.
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from token_tracking.errors import SnapshotError
+from token_tracking.errors import SnapshotError, TokenTrackingError
 from token_tracking.ledger import TokenLedger
+from token_tracking.messages import own
 
 if TYPE_CHECKING:
+    from token_tracking.branch import Branch
     from token_tracking.conversation import Conversation
     from token_tracking.template import ChatTemplate
 
@@ -47,7 +50,8 @@ class BranchImage(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     parent: int | None
     inherited: int
-    messages: list[dict[str, Any]]
+    messages: bytes
+    """JSON: unlike MessagePack it holds any integer."""
     turns: list[dict[str, Any]]
     prompt: dict[str, Any] | None
     ledger: LedgerImage
@@ -79,18 +83,19 @@ def ledger_from_image(image: LedgerImage, base: TokenLedger | None = None) -> To
     """The ledger of an image, sharing what lies before it with `base`.
 
     Raises:
-        SnapshotError: the channels have different lengths, or `base` is too short.
+        SnapshotError: the channels do not fit together, or `base` is too short.
     """
     if (base is None) != (image.start == 0) or (base is not None and len(base) < image.start):
         raise SnapshotError(f"a ledger part from token {image.start} on does not fit the ledger it continues")
     ledger = TokenLedger() if base is None else base.fork(image.start)
-    columns = {
-        name: np.frombuffer(getattr(image, name), array.dtype.newbyteorder("<"))
-        for name, array in ledger.channels().items()
-    }
-    if len({len(column) for column in columns.values()}) != 1:
-        raise SnapshotError("the ledger's channels have different lengths")
-    ledger.append_columns(columns)
+    try:
+        columns = {
+            name: np.frombuffer(getattr(image, name), array.dtype.newbyteorder("<")).astype(array.dtype)
+            for name, array in ledger.channels().items()
+        }
+        ledger.append_columns(columns)
+    except ValueError as error:
+        raise SnapshotError(f"the ledger's channels do not fit together: {error}") from error
     return ledger
 
 
@@ -136,7 +141,7 @@ def dump(conversation: Conversation) -> bytes:
                 why=branch.why,
                 parent=branch.parent,
                 inherited=branch.inherited,
-                messages=branch.messages,
+                messages=json.dumps(branch.messages).encode(),
                 turns=[msgspec.to_builtins(turn) for turn in branch.turns],
                 prompt=None if branch.prompt is None else msgspec.to_builtins(branch.prompt),
                 ledger=ledger_image(branch.ledger, start),
@@ -152,6 +157,23 @@ def dump(conversation: Conversation) -> bytes:
         branches=images,
     )
     return pack(KIND_CONVERSATION, image)
+
+
+def _check_branch(branch: Branch, index: int) -> None:
+    """Refuse turns that do not lie on the ledger's sampled spans."""
+    covered = np.zeros(len(branch.ledger), np.uint8)
+    at = 0
+    for segment in (segment for turn in branch.turns for segment in turn.segments):
+        if not at <= segment.start < segment.end <= len(covered):
+            raise SnapshotError(
+                f"branch {index}: a turn spans {segment.start}..{segment.end} of {len(covered)}"
+            )
+        covered[segment.start : segment.end] = 1
+        at = segment.end
+    if not np.array_equal(covered, branch.ledger.mask) or not all(turn.segments for turn in branch.turns):
+        raise SnapshotError(f"branch {index}: its turns are not where its ledger has loss mask 1")
+    if not 0 <= branch.inherited <= len(branch.turns):
+        raise SnapshotError(f"branch {index} shares {branch.inherited} of {len(branch.turns)} turns")
 
 
 def _shared(earlier: Sequence[Any], ledger: TokenLedger) -> tuple[int | None, int]:
@@ -171,8 +193,9 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
         now = datetime.fromisoformat(image.now)
         turns = [[msgspec.convert(turn, HeldTurn) for turn in part.turns] for part in image.branches]
         prompts = [msgspec.convert(part.prompt, Prompt | None) for part in image.branches]
-    except (msgspec.ValidationError, ValueError) as error:
-        raise SnapshotError(f"the snapshot's turns do not decode: {error}") from error
+        messages = [own(json.loads(part.messages)) for part in image.branches]
+    except (TokenTrackingError, ValueError, TypeError) as error:
+        raise SnapshotError(f"the snapshot's turns or messages do not decode: {error}") from error
     known = {template.fingerprint: template.at(now) for template in templates}
     if image.policy not in ("escape", "keep", "error"):
         raise SnapshotError(f"unknown control-token policy {image.policy!r}")
@@ -193,10 +216,14 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
         conversation = conversation or Conversation(template, control_tokens=image.policy)
         branch = Branch(template, conversation.control, why=part.why, parent=part.parent)
         branch.inherited = part.inherited
-        branch.messages = part.messages
-        branch.turns, branch.prompt = turns[index], prompts[index]
+        branch.messages, branch.turns, branch.prompt = messages[index], turns[index], prompts[index]
+        if part.ledger_base is not None and not 0 <= part.ledger_base < index:
+            raise SnapshotError(
+                f"branch {index} shares the ledger of branch {part.ledger_base}, not yet read"
+            )
         base = None if part.ledger_base is None else branches[part.ledger_base].ledger
         branch.ledger = ledger_from_image(part.ledger, base)
+        _check_branch(branch, index)
         branches.append(branch)
     if conversation is None or not 0 <= image.current < len(branches):
         raise SnapshotError("the snapshot holds no current branch")

@@ -90,6 +90,10 @@ class SpoolError(BridgeError, OSError):
     """A spool or store folder cannot be opened, locked, read or written."""
 
 
+class NotDurableError(SpoolError):
+    """The samples were taken over and will be sent, but the disk did not confirm them (durability `sync`)."""
+
+
 class BackpressureError(BridgeError, TimeoutError):
     """The sender is full (unsettled samples, or the spool's quota) and stayed full for `timeout_s`."""
 

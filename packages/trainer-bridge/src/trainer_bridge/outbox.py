@@ -10,6 +10,7 @@ from typing import Protocol
 from trainer_bridge.clock import Clock
 from trainer_bridge.codec import Frames
 from trainer_bridge.config import Durability, SenderConfig
+from trainer_bridge.errors import NotDurableError, SpoolError
 from trainer_bridge.group_commit import GroupCommit
 from trainer_bridge.messages import WireSet
 from trainer_bridge.segment_log import SegmentLog
@@ -171,6 +172,11 @@ class SpoolOutbox:
 
     def append(self, frames: Frames) -> None:
         """Take a message in."""
+        if self._commits is not None and self._commits.failure is not None:
+            raise SpoolError(
+                f"{self._log.folder}: the disk failed to flush earlier samples ({self._commits.failure}); "
+                "nothing more is taken"
+            ) from self._commits.failure
         seq = self._log.append(frames)
         if self._commits is not None:
             self._commits.written(seq)
@@ -182,12 +188,15 @@ class SpoolOutbox:
 
     def wait_durable(self, seq: int) -> None:
         """Return when the message is as durable as was asked for."""
-        if self._commits is None:
+        if self._commits is None or not self._sync:
             return
-        if self._commits.failure is not None:
-            raise self._commits.failure
-        if self._sync:
+        try:
             self._commits.wait(seq)
+        except Exception as error:
+            raise NotDurableError(
+                f"{self._log.folder}: the samples were taken over and will be sent, but the disk did not "
+                f"confirm them: {error}"
+            ) from error
 
     def frames(self, seq: int) -> Frames:
         """A message that is not settled."""

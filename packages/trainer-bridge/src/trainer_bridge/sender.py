@@ -154,7 +154,8 @@ class SampleSender:
             BackpressureError: no room within `timeout_s`. The rollouts before it, if any, were taken over.
             ConnectError: no spool, and the receiver has been away for too long.
             RefusedError: the receiver said no.
-            SpoolError: the disk did not take the samples.
+            NotDurableError: taken over, but the disk did not confirm it; the samples may reach the receiver.
+            SpoolError: the disk did not take the samples, or failed at earlier ones. Nothing was taken over.
             ClosedError, ForkedError: the sender cannot be used here.
         """
         self._check_process()

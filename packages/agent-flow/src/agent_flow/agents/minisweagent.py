@@ -17,14 +17,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import anyio.from_thread
 import anyio.to_thread
 import msgspec
+from jinja2 import StrictUndefined, Template
 from token_tracking.sample import Scalar
 
-from agent_flow.errors import AgentError, ConfigError, GenerationAborted, RolloutError
+from agent_flow.errors import AgentError, ConfigError, EnvError, GenerationAborted, RolloutError
 from agent_flow.protocols import AgentResult, Environment, Message, ModelTurns, ProviderContext
 from agent_flow.task import Task
 
@@ -92,7 +93,7 @@ class MiniSweAgent:
                 partial(agent.run, task.problem_statement), limiter=self._threads
             )
         except GenerationAborted:
-            ended = {"exit_status": _ABORTED, "submission": ""}
+            ended = {"exit_status": _ABORTED}
         except RolloutError:
             raise
         except Exception as error:
@@ -101,7 +102,6 @@ class MiniSweAgent:
             ) from error
         return AgentResult(
             exit_status=str(ended.get("exit_status", "")),
-            submission=str(ended.get("submission", "")),
             messages=tuple(agent.messages),
         )
 
@@ -140,8 +140,9 @@ class _ScaffoldModel:
 
     def query(self, messages: list[dict[str, Any]], **_: object) -> dict[str, Any]:
         history = [_without_extra(message) for message in messages]
+        request = self._turns.prepare(history)
         try:
-            message, finish_reason = anyio.from_thread.run(self._turns.next_message, history)
+            message, finish_reason = anyio.from_thread.run(self._turns.sample, request)
         except concurrent.futures.CancelledError as error:
             raise GenerationAborted from error
         try:
@@ -165,8 +166,21 @@ class _ScaffoldModel:
                 template_kwargs=extra,
             )
         calls = [_tool_call(call) for call in message.get("tool_calls", ())]  # type: ignore[attr-defined]
-        return self._mini.toolcall.parse_toolcall_actions(
+        actions = self._mini.toolcall.parse_toolcall_actions(
             calls, format_error_template=template, template_kwargs=extra
+        )
+        if all(isinstance(action["command"], str) for action in actions):
+            return actions
+        return self._refuse_command(template, extra)
+
+    def _refuse_command(self, template: str, extra: dict[str, Any]) -> NoReturn:
+        """mini-swe-agent checks that there is a `command`, not that it is text."""
+        error = "The 'command' argument of the bash tool must be a string."
+        content = Template(template, undefined=StrictUndefined).render(
+            actions=[], error=error, has_tool_calls=True, **extra
+        )
+        raise self._mini.exceptions.FormatError(
+            {"role": "user", "content": content, "extra": {"interrupt_type": "FormatError"}}
         )
 
     def format_message(self, **message: Any) -> dict[str, Any]:
@@ -219,6 +233,11 @@ class _ScaffoldEnvironment:
             done = anyio.from_thread.run(run)
         except concurrent.futures.CancelledError as error:
             raise GenerationAborted from error
+        except EnvError as error:
+            if error.fault != "agent":
+                raise
+            # Such as a working directory that the agent removed: the model has to see it, as in a shell.
+            return {"output": error.message, "returncode": -1, "exception_info": error.message}
         output = done.stdout.decode("utf-8", "replace")
         if done.timed_out:
             return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -14,6 +15,8 @@ from token_tracking.sample import Scalar
 from agent_flow.config import Seconds
 from agent_flow.errors import ConfigError, EnvError
 from agent_flow.protocols import CommandOutput, Environment, ProviderContext
+
+logger = logging.getLogger(__name__)
 
 _GIT_IDENTITY = {
     "GIT_AUTHOR_NAME": "agent",
@@ -81,7 +84,11 @@ class LocalEnvironments:
             await environment.upload(repository, environment.workdir)
             yield environment
         finally:
-            await sandbox.stop()
+            try:
+                await sandbox.stop()
+            except SandboxError as error:
+                # It ends by itself with its lease; a finished rollout must not be lost over it.
+                logger.warning("a sandbox could not be stopped: %s", error)
 
     def describe(self) -> Mapping[str, Scalar]:
         """What goes into a sample's provenance."""

@@ -11,22 +11,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_flow.errors import GraderError
-from agent_flow.protocols import CommandOutput, Environment
+from agent_flow.environments.folder import make_folder
+from agent_flow.errors import EnvError, GraderError
+from agent_flow.protocols import Environment
 
 GIT_TIMEOUT_S = 120.0
+_NO_FOLDER = 66
 
 _CAPTURE = r"""
 set -eu
-own="$1"; base="$2"; out="$3"
+own="$2"; base="$3"; out="$4"
+cd "$1" || exit 66
 # What the agent's own index holds counts as work too, even where an ignore file names it.
 listed="$own/listed"
 git ls-files -z --cached > "$listed" 2>/dev/null || : > "$listed"
 export GIT_DIR="$own/git" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$own/index"
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
 git read-tree "$base"
-git -c core.hooksPath=/dev/null -c core.fsmonitor=false add --all .
-git update-index --add --remove -z --stdin < "$listed"
+find . -mindepth 2 -name .git -prune -exec rm -rf {} +
+# A file that cannot be read is told on stderr and left out; it must not cost the rest of the work.
+git -c core.hooksPath=/dev/null -c core.fsmonitor=false add --all --ignore-errors . || :
+git update-index --add --remove -z --stdin < "$listed" || :
 git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color --no-renames \
   --output="$out" "$base"
 """
@@ -35,33 +40,28 @@ git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color -
 async def capture_patch(environment: Environment, repository: Path, base_commit: str) -> bytes:
     """The agent's changes since `base_commit`, committed and staged ones and binary files included.
 
-    Empty bytes: nothing was changed.
+    Empty bytes: nothing was changed. The last thing to do with a sandbox: git directories of nested
+    repositories are removed, so that their files count as files.
 
     Raises:
         GraderError: git could not make the diff.
         EnvError: the sandbox was lost.
     """
-    made = await environment.execute(["mktemp", "-d"], timeout_s=GIT_TIMEOUT_S)
-    own = made.stdout.decode().strip()
-    _check(made, "mktemp")
+    own = await make_folder(environment)
     await environment.upload(repository / ".git", f"{own}/git")
     out = f"{own}/patch.diff"
     done = await environment.execute(
-        ["bash", "-c", _CAPTURE, "capture", own, base_commit, out],
+        ["bash", "-c", _CAPTURE, "capture", environment.workdir, own, base_commit, out],
         timeout_s=GIT_TIMEOUT_S,
-        cwd=environment.workdir,
+        cwd="/",
     )
-    _check(done, "git diff")
+    evidence = done.stderr.decode("utf-8", "replace")[-2000:]
+    if done.timed_out:
+        raise EnvError("capture", f"git diff took longer than {GIT_TIMEOUT_S:g} s", evidence=evidence)
+    if done.exit_code == _NO_FOLDER:
+        raise GraderError("capture", "the agent removed its repository", fault="agent", evidence=evidence)
+    if done.exit_code != 0:
+        raise EnvError("capture", f"git diff ended with exit code {done.exit_code}", evidence=evidence)
     patch = await environment.read(out)
     await environment.execute(["rm", "-rf", own], timeout_s=GIT_TIMEOUT_S)
     return patch
-
-
-def _check(done: CommandOutput, what: str) -> None:
-    if done.exit_code != 0:
-        raise GraderError(
-            "capture",
-            f"{what} ended with {'a time-out' if done.timed_out else f'exit code {done.exit_code}'}",
-            fault="agent",
-            evidence=done.stderr.decode("utf-8", "replace")[-2000:],
-        )

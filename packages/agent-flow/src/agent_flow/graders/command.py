@@ -10,13 +10,17 @@ from typing import Annotated, Literal
 import msgspec
 from token_tracking.sample import Scalar
 
+from agent_flow.environments.folder import make_folder
 from agent_flow.environments.repository import build_repository
 from agent_flow.errors import GraderError, PatchApplyError, TaskRowError
-from agent_flow.graders.unittest_log import TestState, read_report
-from agent_flow.protocols import Environment, ProviderContext, Verdict
+from agent_flow.graders.unittest_log import TestState, machine_failed, read_report
+from agent_flow.protocols import CommandOutput, Environment, ProviderContext, Verdict
 from agent_flow.task import Task, load_tasks
 
 GRADER_VERSION = "command/1"
+_APPLY_S = 60.0
+_NOT_RUN = (126, 127)
+"""Exit codes of a shell for a program that is not executable, or not there."""
 
 _RESET_TESTS = r"""
 set -eu
@@ -116,35 +120,27 @@ class CommandRuntime:
         report = done.stderr.decode("utf-8", "replace")
         output = done.stdout.decode("utf-8", "replace")
         log = f"$ {command}\n{report}" + (f"\n--- stdout ---\n{output}" if output else "")
-        if done.timed_out:
-            raise GraderError(
-                "timeout",
-                f"the tests ran longer than {self._config.timeout_s:g} s",
-                fault="agent",
-                evidence=log,
-            )
+        _check_run(done, self._config.timeout_s, log)
         states = read_report(report, expected)
         unseen = [test for test, state in (states or {}).items() if state == "missing"]
         if states is None or unseen:
             raise GraderError(
                 "unreadable",
                 f"no verdict for {', '.join(unseen) or 'any test'} (exit code {done.exit_code})",
-                fault="agent",
+                fault="infra" if machine_failed(report) else "agent",
+                retryable=machine_failed(report),
                 evidence=log,
             )
         return Verdict(reward=_reward(states), log=log, tests=states)
 
     async def _apply(self, environment: Environment, patch: bytes, task: Task) -> None:
-        made = await environment.execute(["mktemp", "-d"], timeout_s=60)
-        folder = made.stdout.decode().strip()
+        folder = await make_folder(environment)
         if patch:
             await environment.write(f"{folder}/agent.diff", patch)
-            done = await environment.execute(
-                ["git", "apply", "--binary", "--whitespace=nowarn", f"{folder}/agent.diff"],
-                timeout_s=60,
-                cwd=environment.workdir,
-            )
+            command = ["git", "apply", "--binary", "--whitespace=nowarn", f"{folder}/agent.diff"]
+            done = await environment.execute(command, timeout_s=_APPLY_S, cwd=environment.workdir)
             if done.exit_code != 0:
+                _check_git(done)
                 raise PatchApplyError(
                     "patch_apply",
                     f"{task.instance_id}: the agent's patch does not apply to {task.base_commit}",
@@ -153,18 +149,35 @@ class CommandRuntime:
                 )
         if task.test_patch:
             await environment.write(f"{folder}/test.diff", task.test_patch.encode())
-            done = await environment.execute(
-                ["bash", "-c", _RESET_TESTS, "tests", f"{folder}/test.diff", task.base_commit],
-                timeout_s=60,
-                cwd=environment.workdir,
-            )
+            command = ["bash", "-c", _RESET_TESTS, "tests", f"{folder}/test.diff", task.base_commit]
+            done = await environment.execute(command, timeout_s=_APPLY_S, cwd=environment.workdir)
             if done.exit_code != 0:
+                _check_git(done)
                 raise GraderError(
                     "test_patch",
                     f"{task.instance_id}: the test patch does not apply",
                     fault="task",
                     evidence=done.stderr.decode("utf-8", "replace"),
                 )
+
+
+def _check_git(done: CommandOutput) -> None:
+    """A git that is missing or did not come to its end says nothing about the patch."""
+    if done.timed_out or done.exit_code in _NOT_RUN:
+        evidence = done.stderr.decode("utf-8", "replace")
+        raise GraderError("git", "git apply did not run to its end", retryable=True, evidence=evidence)
+
+
+def _check_run(done: CommandOutput, limit_s: float, log: str) -> None:
+    if done.timed_out:
+        raise GraderError("timeout", f"the tests ran longer than {limit_s:g} s", fault="agent", evidence=log)
+    if done.exit_code in _NOT_RUN:
+        raise GraderError(
+            "test_command",
+            f"the test command cannot be run (exit code {done.exit_code}); look at runtime.test_command",
+            fault="task",
+            evidence=log,
+        )
 
 
 def _reward(states: Mapping[str, TestState]) -> float:

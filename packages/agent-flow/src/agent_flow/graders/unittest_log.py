@@ -19,6 +19,11 @@ _SUBTEST = re.compile(r"^\s*(?:FAIL|ERROR): (?P<name>\S+) \((?P<where>[^)\s]+)\)
 _LOADER = re.compile(r'^  File ".*[/\\]unittest[/\\]loader\.py", line \d+, in ')
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::|$)")
 _BROKEN_LOAD = "unittest.loader._FailedTest."
+_MACHINE = re.compile(
+    r"^(?:MemoryError\b|OSError: \[Errno (?:5|11|12|23|24|28|122)\]|BlockingIOError\b)", re.MULTILINE
+)
+"""What a test's traceback ends with when the machine failed it: I/O error, no memory, files, space or
+processes."""
 _FIXTURES = ("setUpClass", "setUpModule")
 
 
@@ -29,6 +34,8 @@ def read_report(report: str, expected: Sequence[str]) -> dict[str, TestState] | 
     is not passed. None: the report has no summary line, so the run did not come to its end and nothing can be
     said.
     """
+    if machine_failed(report):
+        return None
     if not _SUMMARY.search(report):
         return dict.fromkeys(expected, "failed") if _broke_the_loader(report) else None
     passed: set[str] = set()
@@ -48,6 +55,11 @@ def read_report(report: str, expected: Sequence[str]) -> dict[str, TestState] | 
         where, name = match["where"], match["name"]
         failed.add(where if where.endswith(f".{name}") else f"{where}.{name}")
     return {test: _state(test, passed, failed, broken) for test in expected}
+
+
+def machine_failed(report: str) -> bool:
+    """Whether the machine, not the code, ended a test: no memory, no space, no descriptors."""
+    return _MACHINE.search(report) is not None
 
 
 def _broke_the_loader(report: str) -> bool:
