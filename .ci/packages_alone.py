@@ -42,8 +42,9 @@ def run(*command: str, cwd: Path) -> None:
 
 
 def install(python: Path, wheels: Path, *what: str, cwd: Path) -> None:
-    uv = ("uv", "pip", "install", "--quiet", "--python", str(python), "--find-links", str(wheels))
-    run(*uv, *what, cwd=cwd)
+    # The siblings are pinned to the wheels just built, so that nothing of the same name comes from an index.
+    uv = ("uv", "pip", "install", "--quiet", "--python", str(python))
+    run(*uv, "--constraints", str(wheels / "siblings.txt"), *what, cwd=cwd)
 
 
 def environment(folder: Path) -> Path:
@@ -75,6 +76,10 @@ def main() -> None:
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
     run("uv", "build", "--quiet", "--all-packages", "--no-sources", "--wheel", "-o", str(wheels), cwd=ROOT)
+    pins = [
+        f"{package.name} @ {next(wheels.glob(f'{package.module}-*.whl')).as_uri()}" for package in PACKAGES
+    ]
+    (wheels / "siblings.txt").write_text("\n".join(pins) + "\n")
     for package in PACKAGES:
         check(package, folder, wheels)
 

@@ -60,13 +60,18 @@ def processes_naming(text):
     return found
 
 
-def short_drain(folder):
-    """The quickstart's configuration, but with a short wait for a trainer that is gone."""
+def small(folder, *lines, tasks=3):
+    """A configuration with the first few tasks of the quickstart, and lines of its own."""
     text = (EXAMPLE / "run.toml").read_text()
-    for name in ("tasks.jsonl", "qwen3.jinja", "recordings", "repos"):
+    for name in ("qwen3.jinja", "recordings", "repos"):
         text = text.replace(f'"{name}"', f'"{EXAMPLE / name}"')
-    (folder / "run.toml").write_text(f"{text}\n[trainer]\ndrain_s = 1.0\n")
+    rows = (EXAMPLE / "tasks.jsonl").read_text().splitlines(keepends=True)
+    (folder / "tasks.jsonl").write_text("".join(rows[:tasks]))
+    (folder / "run.toml").write_text("\n".join([text, *lines]) + "\n")
     return folder / "run.toml"
+
+
+SHORT_DRAIN = ("[trainer]", "drain_s = 1.0")
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ def scratch():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_and_the_journal_says_what_was_cut(tmp_path, scratch, number):
     env = {"TMPDIR": str(scratch)}
-    with running("agent_flow", "run", EXAMPLE / "run.toml", "--json", cwd=tmp_path, env=env) as process:
+    with running("agent_flow", "run", small(tmp_path), "--json", cwd=tmp_path, env=env) as process:
         seen = wait_for(process, "turn")
         process.send_signal(number)
         rest = [json.loads(line) for line in process.stdout]
@@ -109,18 +114,18 @@ def test_a_trainer_that_already_runs_gets_the_samples(cli, tmp_path):
         cwd=tmp_path,
     ) as trainer:
         address = wait_for(trainer, "listening")[0]["address"]
-        run = cli("run", EXAMPLE / "run.toml", "--trainer", address, "--json", cwd=tmp_path)
+        run = cli("run", small(tmp_path), "--trainer", address, "--json", cwd=tmp_path)
         assert run.code == 0, run.stderr
         trainer.send_signal(signal.SIGTERM)
         got = [json.loads(line) for line in trainer.stdout]
     samples = [event for event in got if event["event"] == "sample"]
-    assert len({event["rollout_id"] for event in samples}) == run.summary["received_by_trainer"] == 7
+    assert len({event["rollout_id"] for event in samples}) == run.summary["received_by_trainer"] == 3
     assert not (run.folder / "trainer").exists()
 
 
 def test_a_trainer_killed_in_mid_run_loses_nothing(tmp_path):
     """The run says what was not received and where it lies; a replay brings it to the next trainer."""
-    config = short_drain(tmp_path)
+    config = small(tmp_path, *SHORT_DRAIN)
     with running(
         "trainer_bridge", "receive", "--bind", "tcp://127.0.0.1:0", "--json", cwd=tmp_path
     ) as trainer:
@@ -135,8 +140,8 @@ def test_a_trainer_killed_in_mid_run_loses_nothing(tmp_path):
     assert "were not acknowledged" in said
     assert str(folder / "samples") in said
     assert "trainer-bridge replay" in said
-    assert rest[-1]["delivered"] == 7, "the sender took them all"
-    assert rest[-1]["received_by_trainer"] < 7
+    assert rest[-1]["delivered"] == 3, "the sender took them all"
+    assert rest[-1]["received_by_trainer"] < 3
     with running(
         "trainer_bridge", "receive", "--bind", "tcp://127.0.0.1:0", "--json", cwd=tmp_path
     ) as second:
@@ -150,11 +155,11 @@ def test_a_trainer_killed_in_mid_run_loses_nothing(tmp_path):
         assert replay.returncode == 0, replay.stderr
         second.send_signal(signal.SIGTERM)
         got = {event["rollout_id"] for event in map(json.loads, second.stdout) if event["event"] == "sample"}
-    assert len(got) == 7
+    assert len(got) == 3
 
 
 def test_the_runs_own_trainer_killed_in_mid_run_is_told(tmp_path):
-    config = short_drain(tmp_path)
+    config = small(tmp_path, *SHORT_DRAIN)
     with running("agent_flow", "run", config, "--json", cwd=tmp_path) as process:
         seen = wait_for(process, "rollout_delivered")
         folder = Path(seen[0]["values"]["folder"])
@@ -176,24 +181,24 @@ def test_a_temporary_folder_with_a_long_path_is_no_obstacle(cli, tmp_path):
     """Batch systems give every job a deep TMPDIR; unix sockets have about 100 bytes for their path."""
     deep = tmp_path / ("a-job-of-a-batch-system-" * 4)
     deep.mkdir()
-    done = cli("run", EXAMPLE / "run.toml", "--json", cwd=tmp_path, env={"TMPDIR": str(deep)})
+    done = cli("run", small(tmp_path, tasks=1), "--json", cwd=tmp_path, env={"TMPDIR": str(deep)})
     assert done.code == 0, done.stderr
 
 
 def test_a_reader_that_goes_away_does_not_cut_the_rollouts(tmp_path):
     """`agent-flow run ... --json | head -1`"""
-    with running("agent_flow", "run", EXAMPLE / "run.toml", "--json", cwd=tmp_path) as process:
+    with running("agent_flow", "run", small(tmp_path), "--json", cwd=tmp_path) as process:
         first = json.loads(process.stdout.readline())
         process.stdout.close()
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
     ledger = read_ledger(Path(first["values"]["folder"]) / "journal")
-    assert (ledger.started, ledger.delivered) == (7, 7)
+    assert (ledger.started, ledger.delivered) == (3, 3)
 
 
 def test_a_second_interrupt_does_not_tear_the_clean_up(tmp_path, scratch):
     env = {"TMPDIR": str(scratch)}
-    with running("agent_flow", "run", EXAMPLE / "run.toml", "--json", cwd=tmp_path, env=env) as process:
+    with running("agent_flow", "run", small(tmp_path), "--json", cwd=tmp_path, env=env) as process:
         seen = wait_for(process, "turn")
         process.send_signal(signal.SIGINT)
         seen += wait_for(process, "warning")
@@ -210,9 +215,7 @@ def test_a_second_interrupt_does_not_tear_the_clean_up(tmp_path, scratch):
 @pytest.mark.parametrize("when", ["connecting", "draining"])
 def test_an_interrupt_is_never_behind_a_wait_for_the_trainer(tmp_path, when):
     """Nobody answers, or nobody acknowledges: both waits are long, and end at once with the interrupt."""
-    config = tmp_path / "run.toml"
-    short_drain(tmp_path)
-    config.write_text(config.read_text().replace("drain_s = 1.0", "drain_s = 600\nconnect_timeout_s = 600"))
+    config = small(tmp_path, "[trainer]", "drain_s = 600", "connect_timeout_s = 600")
     with running(
         "trainer_bridge", "receive", "--bind", "tcp://127.0.0.1:0", "--json", cwd=tmp_path
     ) as trainer:
@@ -225,7 +228,7 @@ def test_an_interrupt_is_never_behind_a_wait_for_the_trainer(tmp_path, when):
                 seen = wait_for(process, "rollout_delivered")
                 trainer.kill()
                 delivered = 1
-                while delivered < 7:
+                while delivered < 3:
                     delivered += len(wait_for(process, "rollout_delivered")) > 0
                 assert seen
             else:
@@ -233,7 +236,7 @@ def test_an_interrupt_is_never_behind_a_wait_for_the_trainer(tmp_path, when):
             process.send_signal(signal.SIGINT)
             rest = [json.loads(line) for line in process.stdout]
             assert process.wait(50) == 130, process.stderr.read()
-    assert rest[-1]["received_by_trainer"] < 7
+    assert rest[-1]["received_by_trainer"] < 3
 
 
 def wait_for_connection_attempt(process):

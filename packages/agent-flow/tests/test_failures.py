@@ -238,3 +238,27 @@ def test_an_agent_without_a_working_directory_is_told_so_by_its_shell(run):
     ).read_text()
     assert "weightcache" in messages
     assert "not a folder" in messages or "No such file" in messages
+
+
+def test_a_conversation_that_fills_the_context_is_truncated_and_not_a_failure(run):
+    path = Path("recordings/weightcache-31.json")
+    recording = json.loads(path.read_text())
+    turns = recording["rollouts"][0]["turns"]
+    recording["rollouts"] = [{"turns": [*turns[:2], {"text": "", "finish_reason": "length"}]}]
+    path.write_text(json.dumps(recording))
+    code, events, _ = run()
+    assert code == 0
+    (ended,) = [e for e in events if e.get("event") == "rollout_delivered" and e["task"] == "weightcache-31"]
+    assert (ended["row"]["exit_status"], ended["row"]["reward"]) == ("ContextExceeded", 0.0)
+
+
+def test_a_turn_that_is_cut_at_the_token_limit_goes_on(run):
+    path = Path("recordings/weightcache-31.json")
+    recording = json.loads(path.read_text())
+    turns = recording["rollouts"][0]["turns"]
+    cut = {"text": "Let me look at the whole", "finish_reason": "length"}
+    recording["rollouts"] = [{"turns": [cut, *turns]}]
+    path.write_text(json.dumps(recording))
+    code, events, _ = run()
+    assert code == 0
+    assert events[-1]["rewards"]["weightcache-31"] == 1.0

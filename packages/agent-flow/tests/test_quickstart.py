@@ -164,9 +164,20 @@ def test_committed_and_binary_work_is_in_the_patches(quickstart):
     assert b"GIT binary patch" in (folders["verspec-52"] / "patch.diff").read_bytes()
 
 
-def test_plain_lines_and_a_table_without_a_terminal(cli, tmp_path):
-    done = cli("run", EXAMPLE / "run.toml", cwd=tmp_path)
+SECRET = "sk-live-0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def plain(cli, tmp_path_factory):
+    """The quickstart in a pipe, by a caller whose environment holds secrets."""
+    cwd = tmp_path_factory.mktemp("plain")
+    done = cli("run", EXAMPLE / "run.toml", cwd=cwd, env={"OPENAI_API_KEY": SECRET, "HF_TOKEN": SECRET})
     assert done.code == 0, done.stderr
+    return done, cwd
+
+
+def test_plain_lines_and_a_table_without_a_terminal(plain):
+    done, _ = plain
     for column in ("task", "exit status", "reward", "turns", "prompt tokens", "sampled tokens", "seconds"):
         assert column in done.stdout
     assert "started 7 = live 0 + parked 0 + delivered 7 + dropped 0" in done.stdout
@@ -175,16 +186,8 @@ def test_plain_lines_and_a_table_without_a_terminal(cli, tmp_path):
     assert "\x1b[" not in done.stdout
 
 
-def test_no_secret_of_the_caller_reaches_the_run_folder(cli, tmp_path):
-    secret = "sk-live-0123456789abcdef"
-    done = cli(
-        "run",
-        EXAMPLE / "run.toml",
-        "--json",
-        cwd=tmp_path,
-        env={"OPENAI_API_KEY": secret, "HF_TOKEN": secret},
-    )
-    assert done.code == 0, done.stderr
-    files = [path for path in done.folder.rglob("*") if path.is_file()]
+def test_no_secret_of_the_caller_reaches_the_run_folder(plain):
+    _, cwd = plain
+    files = [path for path in cwd.rglob("*") if path.is_file()]
     assert len(files) > 20
-    assert not [path for path in files if secret.encode() in path.read_bytes()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]

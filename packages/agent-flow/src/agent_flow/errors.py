@@ -91,6 +91,15 @@ class AgentError(RolloutError):
     boundary = "agent"
 
 
+class ContextFullError(RolloutError):
+    """The prompt leaves the engine no room for a token: a limit that the agent ran into, no failure."""
+
+    boundary = "agent"
+
+    def __init__(self, message: str) -> None:
+        super().__init__("context_full", message, fault="agent")
+
+
 class GraderError(RolloutError):
     """The grader could not come to a verdict."""
 

@@ -41,6 +41,15 @@ OUTCOMES: tuple[Outcome, ...] = (
         why="the agent used up its turns without submitting",
     ),
     Outcome(
+        exit_status="ContextExceeded",
+        evaluate=False,
+        reward=0.0,
+        in_loss=True,
+        in_baseline=True,
+        status="truncated",
+        why="the conversation filled the model's context without a submission",
+    ),
+    Outcome(
         exit_status="TimeExceeded",
         evaluate=False,
         reward=0.0,

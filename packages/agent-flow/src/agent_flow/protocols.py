@@ -143,6 +143,7 @@ class ModelTurns(Protocol):
         """Sample what `prepare` asked for. Returns the assistant message and the finish reason.
 
         Raises:
+            ContextFullError: the prompt leaves no room for an answer.
             EngineError: the engine failed.
             TokenError: what the engine gave contradicts itself.
         """

@@ -8,7 +8,7 @@ from token_tracking import Conversation, GenerationRecord
 from token_tracking.errors import TokenTrackingError
 
 from agent_flow.config import SamplingConfig
-from agent_flow.errors import EngineError, TokenError
+from agent_flow.errors import ContextFullError, EngineError, TokenError
 from agent_flow.protocols import Engine, GenerateRequest, Message
 
 
@@ -50,6 +50,10 @@ class ConversationTurns:
             record = await self._engine.generate(request)
         except TokenTrackingError as error:
             raise EngineError("record", f"the engine's answer cannot be true: {error}") from error
+        if record.finish_reason == "length" and not len(record.output_ids):
+            raise ContextFullError(
+                f"a prompt of {len(request.prompt_ids)} tokens leaves no room for an answer"
+            )
         message = self._record(record)
         self._on_turn()
         return message, record.finish_reason

@@ -85,7 +85,8 @@ class ChatTemplate:
             tools: JSON schemas of the tools that every render is given. They are part of the template's
                 identity.
             template_kwargs: variables of the template (`enable_thinking` and the like).
-            now: the instant that `strftime_now` prints in every render. None: the present, read once. Ignored where none is printed.
+            now: the instant that `strftime_now` prints in every render. None: the present, read once. It
+                does not count where the template prints no date.
 
         Raises:
             TemplateError: the source is not Jinja, or renders not even one user message.

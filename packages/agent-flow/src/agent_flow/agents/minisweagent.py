@@ -25,12 +25,20 @@ import msgspec
 from jinja2 import StrictUndefined, Template
 from token_tracking.sample import Scalar
 
-from agent_flow.errors import AgentError, ConfigError, EnvError, GenerationAborted, RolloutError
+from agent_flow.errors import (
+    AgentError,
+    ConfigError,
+    ContextFullError,
+    EnvError,
+    GenerationAborted,
+    RolloutError,
+)
 from agent_flow.protocols import AgentResult, Environment, Message, ModelTurns, ProviderContext
 from agent_flow.task import Task
 
 _SUBMIT_MARK = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _ABORTED = "Aborted"
+_CONTEXT_FULL = "ContextExceeded"
 _PLATFORM = {"system": "-s", "release": "-r", "version": "-v", "machine": "-m"}
 
 
@@ -94,6 +102,8 @@ class MiniSweAgent:
             )
         except GenerationAborted:
             ended = {"exit_status": _ABORTED}
+        except ContextFullError:
+            ended = {"exit_status": _CONTEXT_FULL}
         except RolloutError:
             raise
         except Exception as error:
