@@ -81,7 +81,8 @@ class SampleObserver:
         """Copies that could not be decoded."""
         self._absent_since_s = self._clock.monotonic_s()
         try:
-            while self._session.state != "open":
+            # WELCOME and BYE may come together from a receiver that is just closing.
+            while self._session.state not in ("open", "ended"):
                 self._step(TICK_S)
                 self._check()
         except BaseException:
