@@ -138,3 +138,15 @@ def test_debug_shows_the_traceback(cli, project):
     done = cli("run", project / "run.toml", "--debug", cwd=project)
     assert done.code != 0
     assert "Traceback" in done.stderr
+
+
+def test_a_recording_that_is_missing_or_of_another_task(project, refused):
+    path = project / "recordings" / "spanset-14.json"
+    text = path.read_text()
+    path.write_text(text.replace('"instance_id": "spanset-14"', '"instance_id": "other-1"'))
+    assert "holds 1 rollouts of 'other-1', not of 'spanset-14'" in refused()
+    path.write_text("{")
+    assert f"{path}: not a recording" in refused()
+    path.unlink()
+    assert "no recording of task 'spanset-14'" in refused()
+    assert not list(project.glob("runs/*")), "nothing was started, so nothing is left"

@@ -262,3 +262,19 @@ def test_a_turn_that_is_cut_at_the_token_limit_goes_on(run):
     code, events, _ = run()
     assert code == 0
     assert events[-1]["rewards"]["weightcache-31"] == 1.0
+
+
+def test_a_mistyped_test_name_is_the_rows_mistake_and_no_reward(run):
+    rows = [json.loads(line) for line in Path("tasks.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["FAIL_TO_PASS"][0] += "_typo"
+    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, events, _ = run()
+    assert code == 1
+    assert events[-1]["dropped"] == {"grader/no_such_test": 1}
+    assert events[-1]["rewards"]["weightcache-31"] is None
+    folder = Path(events[0]["values"]["folder"])
+    dropped = [json.loads(p.read_text()) for p in folder.glob("rollouts/*/provenance.json")]
+    assert "weightcache-31" in {record["task_id"] for record in dropped}, (
+        "its files are there to be looked at"
+    )

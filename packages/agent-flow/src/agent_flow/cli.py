@@ -19,6 +19,7 @@ from rich.table import Table
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile, load_config
 from agent_flow.errors import AgentFlowError, ProviderError, UsageError
+from agent_flow.events import pasteable
 from agent_flow.outcome import OUTCOMES
 from agent_flow.progress import (
     JsonLines,
@@ -81,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     file = load_config(options.config)
     if options.trainer:
         file = _with_trainer(file, options.trainer)
-    console = PipeConsole(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = _console()
     progress = _progress(console, as_json=options.json)
     progress = Unbroken(progress)
     warnings = WarningLog(progress)
@@ -129,6 +130,11 @@ async def _run_async(file: ConfigFile, progress: Progress) -> RunResult:
     return await run(file, clock=Clock(), listener=progress.event)
 
 
+def _console() -> PipeConsole:
+    """Tables in a pipe or a file keep their columns, whatever the terminal's width."""
+    return PipeConsole(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
 def _with_trainer(file: ConfigFile, address: str) -> ConfigFile:
     trainer = msgspec.structs.replace(file.run.trainer, address=address)
     return msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, trainer=trainer))
@@ -143,14 +149,16 @@ def _progress(console: Console, *, as_json: bool) -> Progress:
 def _print_next_steps(console: Console, result: RunResult) -> None:
     if result.folder is None:
         return
-    delivered = [row for row in result.rows if not row.dropped]
-    steps = ["what to try next:"]
-    if delivered:
-        page = result.folder / "rollouts" / delivered[0].rollout_id / "view.html"
-        steps.append(f"  open {_short(page)}    a rollout, token by token")
-    steps.append(f"  trainer-bridge audit {_short(result.folder / 'samples')}    the samples that were sent")
-    steps.append("  agent-flow outcomes    what each exit status means")
-    console.print("\n".join(steps), markup=False, highlight=False, soft_wrap=True)
+    steps = [("every rollout, token by token", _short(result.folder / "index.html"))]
+    if result.summary.samples:
+        steps.append(
+            ("check the samples that were sent", pasteable(f"trainer-bridge audit {_short(result.folder)}"))
+        )
+    if result.ledger.dropped:
+        steps.append(("why rollouts were dropped", _short(result.folder / "journal" / "worker-0.jsonl")))
+    steps.append(("what each exit status means", pasteable("agent-flow outcomes")))
+    text = "\n".join(f"  {what}:\n    {command}" for what, command in steps)
+    console.print(f"what to try next:\n{text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _short(path: Path) -> str:
@@ -162,10 +170,10 @@ def _short(path: Path) -> str:
 def _outcomes(_: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("exit status", "grade", "reward", "in loss", "in baseline", "status", "why"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name == "exit status")
     for row in OUTCOMES:
         reward = "the grader's" if row.evaluate else ("none" if row.reward is None else f"{row.reward:g}")
         flags = [("yes" if flag else "no") for flag in (row.evaluate, row.in_loss, row.in_baseline)]
         table.add_row(row.exit_status, flags[0], reward, flags[1], flags[2], row.status, row.why)
-    Console().print(table)
+    _console().print(table)
     return EXIT_OK

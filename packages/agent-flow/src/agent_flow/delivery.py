@@ -26,6 +26,7 @@ from trainer_bridge import (
 
 from agent_flow.config import TrainerConfig
 from agent_flow.errors import ConfigError, DeliveryError
+from agent_flow.events import pasteable
 from agent_flow.own_trainer import OwnTrainer
 
 _SLICE_S = 0.2
@@ -83,7 +84,7 @@ class Delivery:
             raise ConfigError(
                 self._refusal or f"nobody answered in {self._config.connect_timeout_s:g} s",
                 where=f"trainer {self.address}",
-                fix=f"start it: trainer-bridge receive --bind {self.address}",
+                fix=f"start it: {pasteable(f'trainer-bridge receive --bind {self.address}')}",
             )
 
     def _on_event(self, event: SenderEvent) -> None:
@@ -136,8 +137,10 @@ class Delivery:
                     f"{stats.pending} of {stats.sent} rollouts were not acknowledged by {self.address}"
                 )
             if problems:
-                again = f"trainer-bridge replay {folder} --to tcp://HOST:PORT"
-                self.problem = f"{'; '.join(problems)}; they lie in {folder}\n  deliver them later: {again}"
+                again = pasteable(f"trainer-bridge replay {folder} --to tcp://HOST:PORT")
+                self.problem = (
+                    f"{'; '.join(problems)}; they lie in {folder}\n  send them again later: {again}"
+                )
         if self._own is not None:
             await self._own.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -37,6 +38,11 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     """Reason. Empty: delivered."""
     note: str = ""
 
+    @property
+    def reward_text(self) -> str:
+        """The reward for people; `-` where there is none."""
+        return "-" if self.reward is None else f"{self.reward:g}"
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event. Which fields are set depends on the kind."""
@@ -69,3 +75,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     received_by_trainer: int
     samples: int
+
+
+def pasteable(command: str) -> str:
+    """A command as a reader can paste it: `uv run` leaves the programs off the user's own PATH."""
+    return f"uv run {command}" if "UV_RUN_RECURSION_DEPTH" in os.environ else command

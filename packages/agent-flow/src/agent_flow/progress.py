@@ -57,7 +57,7 @@ class PlainLines:
             self._print(f"started    {event.task}")
         elif event.event == "rollout_delivered" and row is not None:
             self._print(
-                f"delivered  {row.task}: {row.exit_status}, reward {reward_text(row)}, {row.turns} turns, "
+                f"delivered  {row.task}: {row.exit_status}, reward {row.reward_text}, {row.turns} turns, "
                 f"{row.prompt_tokens} prompt + {row.sampled_tokens} sampled tokens, {row.seconds:.1f} s"
             )
         elif event.event == "rollout_dropped" and row is not None:
@@ -101,6 +101,10 @@ class LiveTable:
         self._live.stop()
 
 
+_SENDER = "trainer_bridge.sender"
+"""What is pending at its end is said once, by the run's own last lines."""
+
+
 class PipeConsole(Console):
     """A console that raises when its reader is gone, instead of ending the process as rich does."""
 
@@ -141,15 +145,12 @@ class WarningLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Turn a record into a warning event."""
+        if record.name == _SENDER:
+            return
         text = record.getMessage()
         if text not in self._seen:
             self._seen.add(text)
             self._progress.event(Event(event="warning", text=f"warning: {text}"))
-
-
-def reward_text(row: RolloutRow) -> str:
-    """A reward for people; `-` where there is none."""
-    return "-" if row.reward is None else f"{row.reward:g}"
 
 
 def rollout_table(rows: Sequence[RolloutRow], *, live: bool = False) -> Table:
@@ -183,20 +184,21 @@ def _exit_text(row: RolloutRow, *, live: bool) -> Text:
 def _reward_cell(row: RolloutRow) -> Text:
     if row.reward is None:
         return Text("-", style="dim")
-    return Text(reward_text(row), style="green" if row.reward > 0 else "yellow")
+    return Text(row.reward_text, style="green" if row.reward > 0 else "yellow")
 
 
 def print_ending(
     console: Console, rows: Sequence[RolloutRow], summary: Summary, *, law: str, folder: str, problem: str
 ) -> None:
     """The final table, the counts, and what to do next."""
-    console.print()
-    console.print(rollout_table(rows))
-    console.print()
+    if rows:
+        console.print()
+        console.print(rollout_table(rows))
+        console.print()
     lines = [
         f"{law}  (rollouts)",
         f"trainer received {summary.received_by_trainer} of {summary.delivered} rollouts "
-        f"as {summary.samples} samples, in {summary.seconds:.1f} s",
+        f"({summary.samples} samples were sent), in {summary.seconds:.1f} s",
         f"run folder: {folder}",
     ]
     notes = [f"note: {row.task}: {row.note}" for row in rows if row.note]

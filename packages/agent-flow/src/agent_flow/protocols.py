@@ -56,6 +56,14 @@ class Engine(Protocol):
     source: Source
     """`sampled` by a model, or `replayed` from a recording."""
 
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Called once before the first rollout, so that what cannot work is said before anything is started.
+
+        Raises:
+            UsageError: the engine cannot serve these tasks.
+        """
+        ...
+
     async def generate(self, request: GenerateRequest) -> GenerationRecord:
         """Sample one turn.
 

@@ -91,15 +91,17 @@ class _Run:
             await anyio.lowlevel.checkpoint()
             runtime = load_runtime(context)
             environments = load_environments(context)
+            engine = load_engine(context)
             flow = SweFlow(
                 context,
-                engine=load_engine(context),
+                engine=engine,
                 agent=load_agent(context),
                 environments=environments,
                 runtime=runtime,
             )
             await anyio.lowlevel.checkpoint()
             tasks = runtime.load()
+            engine.check(tasks)
             for task in tasks:
                 await anyio.lowlevel.checkpoint()
                 flow.template(task)
@@ -132,7 +134,7 @@ class _Run:
                         async with environments.session():
                             await self._work(flow, folder, journal, delivery)
                     finally:
-                        await self._close(journal, delivery)
+                        await self._close(folder, journal, delivery)
                         group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -157,12 +159,13 @@ class _Run:
         self._rows = worker.rows
         await worker.run(self._tasks, self._file.run.tasks.rollouts_per_task)
 
-    async def _close(self, journal: Journal, delivery: Delivery) -> None:
+    async def _close(self, folder: RunFolder, journal: Journal, delivery: Delivery) -> None:
         interrupted = self._interrupt.happened
         drain_s = _INTERRUPTED_DRAIN_S if interrupted.is_set() else self._file.run.trainer.drain_s
         with anyio.CancelScope(shield=True):
             await delivery.close(drain_s, hurry=interrupted)
             self._received, self._problem = delivery.received, delivery.problem
+            folder.write_index(self._rows)
             journal.write("run_ended", interrupted=interrupted.is_set())
 
     def result(self) -> RunResult:

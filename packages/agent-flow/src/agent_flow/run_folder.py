@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from token_tracking.view import render_html
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
 from agent_flow.errors import ConfigError
+from agent_flow.events import RolloutRow
 from agent_flow.protocols import Rollout
 
 
@@ -93,6 +95,40 @@ class RunFolder:
             )
         page = render_html(rollout.conversation, title=rollout.task.instance_id, facts=facts)
         (folder / "view.html").write_text(page, encoding="utf-8", errors="replace")
+
+    def write_index(self, rows: Sequence[RolloutRow]) -> Path:
+        """A page that leads from tasks to the pages of their rollouts."""
+        cells = "".join(
+            f"<tr><td>{self._link(row)}<td>{escape(row.exit_status or row.dropped)}<td>{row.reward_text}"
+            f"<td>{row.turns}<td>{row.prompt_tokens:,}<td>{row.sampled_tokens:,}<td>{row.seconds:.1f}"
+            f'<td><code title="{row.rollout_id}">{row.rollout_id[:12]}</code></tr>'
+            for row in rows
+        )
+        page = _INDEX.format(name=escape(self.path.name), rows=cells)
+        (self.path / "index.html").write_text(page, encoding="utf-8")
+        return self.path / "index.html"
+
+    def _link(self, row: RolloutRow) -> str:
+        page = self.rollouts / row.rollout_id / "view.html"
+        task = escape(row.task)
+        return f'<a href="{page.relative_to(self.path)}">{task}</a>' if page.exists() else task
+
+
+_INDEX = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
+.wide {{ overflow-x: auto; }} table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; padding: .35rem .8rem; border-bottom: 1px solid #8884; white-space: nowrap; }}
+td:nth-child(n+3):nth-child(-n+7) {{ text-align: right; font-variant-numeric: tabular-nums; }}
+code {{ opacity: .6; }}
+</style>
+<h1>{name}</h1>
+<div class="wide"><table><tr><th>task<th>exit status<th>reward<th>turns<th>prompt tokens<th>sampled tokens
+<th>seconds<th>rollout</tr>{rows}</table></div>
+"""
 
 
 def _document(kind: str, **values: object) -> bytes:

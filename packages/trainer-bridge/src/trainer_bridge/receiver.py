@@ -44,7 +44,7 @@ class SampleReceiver:
         self,
         bind: str = "tcp://127.0.0.1:0",
         *,
-        out: Path | None = None,
+        out: Path | str | None = None,
         on_event: Callable[[ReceiverEvent], None] | None = None,
         config: ReceiverConfig | None = None,
         clock: Clock | None = None,
@@ -66,7 +66,7 @@ class SampleReceiver:
         try:
             if out is not None:
                 self._store = Store(
-                    out,
+                    Path(out),
                     segment_bytes=config.segment_bytes,
                     now_ns=clock.now_ns(),
                     progressed=network.wake,

@@ -242,5 +242,6 @@ class ReceiverLoop:
             if self._presence.get(producer.id) != producer.presence:
                 self._presence[producer.id] = producer.presence
                 if producer.presence != "away":
-                    events.append(ReceiverEvent("producer", f"producer {producer.name} {producer.presence}"))
+                    who = f"{producer.name} ({producer.id.hex()[:8]})"
+                    events.append(ReceiverEvent("producer", f"producer {who} {producer.presence}"))
         return events

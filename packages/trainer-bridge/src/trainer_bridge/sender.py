@@ -72,7 +72,7 @@ class SampleSender:
         self,
         address: str,
         *,
-        spool: Path | None = None,
+        spool: Path | str | None = None,
         durability: Durability | None = None,
         producer: str = "",
         connect_timeout_s: float = 10.0,
@@ -105,7 +105,7 @@ class SampleSender:
             outbox: Outbox = (
                 MemoryOutbox(self._config, self._clock)
                 if spool is None
-                else SpoolOutbox(spool, durability=durability, config=self._config, clock=self._clock)
+                else SpoolOutbox(Path(spool), durability=durability, config=self._config, clock=self._clock)
             )
         except BridgeError:
             network.close()

@@ -44,7 +44,7 @@ def scan_segments(path: Path) -> Iterator[tuple[Segment, str, int]]:
             raise SpoolError(f"cannot read {each}: {error.strerror or error}") from error
 
 
-def read_samples(path: Path) -> Iterator[Sample]:
+def read_samples(path: Path | str) -> Iterator[Sample]:
     """Every sample of a spool, a store or one segment, in the order of sending; changes nothing there.
 
     Arrays are read-only views of the record they came in. A rollout that was sent twice comes twice. A torn
@@ -57,8 +57,9 @@ def read_samples(path: Path) -> Iterator[Sample]:
         SpoolError: there is no segment, or a segment is damaged and others follow it.
         ProtocolError: an intact record holds something else than samples.
     """
-    last = find_segments(path)[-1]
-    for segment, fault, rest in scan_segments(path):
+    place = Path(path)
+    last = find_segments(place)[-1]
+    for segment, fault, rest in scan_segments(place):
         for record in segment.records():
             yield from decode_frames(record.frames).samples
         if fault and segment.path != last:

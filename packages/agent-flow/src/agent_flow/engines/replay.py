@@ -12,7 +12,7 @@ says `logprobs: none`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,6 +22,7 @@ from token_tracking.sample import UNKNOWN_VERSION, Scalar, Source
 
 from agent_flow.errors import EngineError, RecordingError
 from agent_flow.protocols import GenerateRequest, ProviderContext
+from agent_flow.task import Task
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,13 +77,21 @@ class ReplayEngine:
         """What goes into a sample's provenance."""
         return {"engine": "replay", "engine_recordings": self._folder.name}
 
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Read the recording of every task.
+
+        Raises:
+            RecordingError: one is missing or malformed; says which file.
+        """
+        self._recordings = {task.instance_id: self._read(task.instance_id) for task in tasks}
+
     async def generate(self, request: GenerateRequest) -> GenerationRecord:
         """The recorded turn as token ids, with the stop token that ended it.
 
         Raises:
-            EngineError: there is no recording for the task, or it holds fewer turns than are asked for.
+            EngineError: the recording holds fewer turns than are asked for.
         """
-        recording = self._recording(request.task_id)
+        recording = self._recordings[request.task_id]
         turns = recording.rollouts[request.member % len(recording.rollouts)].turns
         if request.turn >= len(turns):
             raise EngineError(
@@ -113,25 +122,24 @@ class ReplayEngine:
             logprob_kind="none" if turn.logprobs is None else "raw",
         )
 
-    def _recording(self, task_id: str) -> Recording:
-        if task_id not in self._recordings:
-            path = self._folder / f"{task_id}.json"
-            try:
-                recording = msgspec.json.decode(path.read_bytes(), type=Recording)
-            except OSError as error:
-                raise EngineError(
-                    "no_recording", f"{task_id}: cannot read {path}: {error.strerror}", fault="task"
-                ) from error
-            except msgspec.DecodeError as error:
-                raise EngineError("bad_recording", f"{path}: {error}", fault="task") from error
-            if not recording.rollouts or recording.instance_id != task_id:
-                raise EngineError(
-                    "bad_recording",
-                    f"{path}: holds {len(recording.rollouts)} rollouts of {recording.instance_id!r}",
-                    fault="task",
-                )
-            self._recordings[task_id] = recording
-        return self._recordings[task_id]
+    def _read(self, task_id: str) -> Recording:
+        path = self._folder / f"{task_id}.json"
+        try:
+            recording = msgspec.json.decode(path.read_bytes(), type=Recording)
+        except OSError as error:
+            raise RecordingError(
+                f"no recording of task {task_id!r}: {error.strerror}",
+                where=str(path),
+                fix="record it, or take the task out of the task file",
+            ) from error
+        except msgspec.DecodeError as error:
+            raise RecordingError(f"not a recording: {error}", where=str(path)) from error
+        if not recording.rollouts or recording.instance_id != task_id:
+            raise RecordingError(
+                f"holds {len(recording.rollouts)} rollouts of {recording.instance_id!r}, not of {task_id!r}",
+                where=str(path),
+            )
+        return recording
 
     def _stop_id(self, turn: RecordedTurn, request: GenerateRequest) -> int:
         if turn.stop_token:

@@ -33,6 +33,8 @@ class LocalEnvironments:
     class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """`[environment]` with `provider = "local"`."""
 
+        root: str = ""
+        """Folder of the sandboxes, for `sandbox-k8s ps --root`. Empty: in the run's own temporary folder."""
         network: bool = False
         """Only bubblewrap can take the network away; a plain process always has it."""
         lease_s: Seconds = 60.0
@@ -40,7 +42,7 @@ class LocalEnvironments:
 
     def __init__(self, config: Config, context: ProviderContext) -> None:
         # In the run's own scratch folder, so that nothing stays behind in the machine's temporary folder.
-        self._root = context.scratch / "s"
+        self._root = context.file.resolve(config.root) if config.root else context.scratch / "s"
         # The commands of a task call `python3`: the interpreter that runs here, without its site-packages.
         prefix = Path(sys.base_prefix).resolve()
         self._spec = SandboxSpec(

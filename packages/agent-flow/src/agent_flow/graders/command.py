@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,12 +14,13 @@ from token_tracking.sample import Scalar
 from agent_flow.environments.folder import make_folder
 from agent_flow.environments.repository import build_repository
 from agent_flow.errors import GraderError, PatchApplyError, TaskRowError
-from agent_flow.graders.unittest_log import TestState, machine_failed, read_report
+from agent_flow.graders.unittest_log import TestState, machine_failed, read_report, unknown_tests
 from agent_flow.protocols import CommandOutput, Environment, ProviderContext, Verdict
 from agent_flow.task import Task, load_tasks
 
 GRADER_VERSION = "command/1"
 _APPLY_S = 60.0
+_PATCHED_FILE = re.compile(r"^\+\+\+ b/(\S+)\.py$", re.MULTILINE)
 _NOT_RUN = (126, 127)
 """Exit codes of a shell for a program that is not executable, or not there."""
 
@@ -121,6 +123,7 @@ class CommandRuntime:
         output = done.stdout.decode("utf-8", "replace")
         log = f"$ {command}\n{report}" + (f"\n--- stdout ---\n{output}" if output else "")
         _check_run(done, self._config.timeout_s, log)
+        _check_row(task, unknown_tests(report, task.FAIL_TO_PASS), log)
         states = read_report(report, expected)
         unseen = [test for test, state in (states or {}).items() if state == "missing"]
         if states is None or unseen:
@@ -166,6 +169,23 @@ def _check_git(done: CommandOutput) -> None:
     if done.timed_out or done.exit_code in _NOT_RUN:
         evidence = done.stderr.decode("utf-8", "replace")
         raise GraderError("git", "git apply did not run to its end", retryable=True, evidence=evidence)
+
+
+def _check_row(task: Task, unknown: Sequence[str], log: str) -> None:
+    """A test that is not there although the test patch has just brought its file is the row's mistake."""
+    brought = set(_PATCHED_FILE.findall(task.test_patch))
+    mistyped = [
+        test
+        for test in unknown
+        if any(f"{test.replace('.', '/')}/".startswith(f"{file}/") for file in brought)
+    ]
+    if mistyped:
+        raise GraderError(
+            "no_such_test",
+            f"{task.instance_id}: FAIL_TO_PASS names {mistyped[0]}, which the test patch does not bring",
+            fault="task",
+            evidence=log,
+        )
 
 
 def _check_run(done: CommandOutput, limit_s: float, log: str) -> None:

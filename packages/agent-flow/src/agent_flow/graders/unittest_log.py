@@ -24,6 +24,11 @@ _MACHINE = re.compile(
 )
 """What a test's traceback ends with when the machine failed it: I/O error, no memory, files, space or
 processes."""
+_UNKNOWN = re.compile(
+    r"^ERROR: \S+ \(unittest\.loader\._FailedTest\.(?P<name>[^)\s]+)\)\n-+\n"
+    r"AttributeError: (?:type object|module) '[^']+' has no attribute '[^']+'$",
+    re.MULTILINE,
+)
 _FIXTURES = ("setUpClass", "setUpModule")
 
 
@@ -55,6 +60,12 @@ def read_report(report: str, expected: Sequence[str]) -> dict[str, TestState] | 
         where, name = match["where"], match["name"]
         failed.add(where if where.endswith(f".{name}") else f"{where}.{name}")
     return {test: _state(test, passed, failed, broken) for test in expected}
+
+
+def unknown_tests(report: str, expected: Sequence[str]) -> list[str]:
+    """Expected tests that the loader says do not exist: a class or method that its module does not have."""
+    gone = {match["name"] for match in _UNKNOWN.finditer(report)}
+    return [test for test in expected if any(_lies_in(test, name) for name in gone)]
 
 
 def machine_failed(report: str) -> bool:

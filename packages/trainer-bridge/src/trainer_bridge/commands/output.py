@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Generator, Mapping
@@ -17,7 +18,9 @@ from token_tracking.sample import Sample
 Value = object
 
 COLUMNS = ("time", "producer", "task", "rollout", "part", "tokens", "trained", "reward", "status", "source")
-_WIDTHS = (8, 12, 28, 12, 5, 8, 8, 7, 9, 8)
+_WIDTHS = (8, 8, 28, 12, 5, 8, 8, 7, 9, 8)
+_LESS_TELLING = ("source", "producer", "rollout", "status", "part")
+"""Columns that go first where there is no room for all."""
 
 
 def write_line(text: str) -> None:
@@ -81,8 +84,21 @@ def sample_cells(sample: Sample, *, producer: str, created_ns: int) -> tuple[str
 
 
 def row(cells: tuple[str, ...]) -> str:
-    """Cells as a line of fixed columns."""
-    return "  ".join(_fit(cell, width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+    """Cells as a line of fixed columns; in a narrow terminal without the less telling ones."""
+    shown = shown_columns()
+    return "  ".join(_fit(cells[i], _WIDTHS[i]) for i in shown).rstrip()
+
+
+def shown_columns() -> tuple[int, ...]:
+    """Indices of the columns that fit; all of them where stdout is not a terminal."""
+    shown = list(range(len(COLUMNS)))
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        for name in _LESS_TELLING:
+            if sum(_WIDTHS[i] + 2 for i in shown) - 2 <= width:
+                break
+            shown.remove(COLUMNS.index(name))
+    return tuple(shown)
 
 
 def _fit(cell: str, width: int) -> str:

@@ -85,7 +85,7 @@ def _show(lease: Lease, *, as_json: bool) -> None:
             )
             write_json({**event, "restored": lease.restored})
         else:
-            write_line(row(sample_cells(sample, producer=lease.producer_name, created_ns=lease.created_ns)))
+            write_line(row(sample_cells(sample, producer=lease.producer[:8], created_ns=lease.created_ns)))
     # After the line is out: a crash in between repeats the line, it does not lose it.
     lease.commit()
 

@@ -15,6 +15,7 @@ from trainer_bridge.commands.output import (
     row,
     sample_cells,
     sample_event,
+    shown_columns,
     write_json,
     write_line,
 )
@@ -100,11 +101,12 @@ def _live_table(address: str) -> Generator[Show]:
 
     def table() -> Table:
         view = Table(title=f"{address}: {count} samples seen", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column in COLUMNS:
+        shown = shown_columns()
+        for column in (COLUMNS[i] for i in shown):
             numeric = column in ("tokens", "trained", "reward")
             view.add_column(column, justify="right" if numeric else "left", no_wrap=True, min_width=5)
         for cells in kept:
-            view.add_row(*(Text(cell) for cell in cells))
+            view.add_row(*(Text(cells[i]) for i in shown))
         return view
 
     with Live(table(), console=console, refresh_per_second=8) as live:
