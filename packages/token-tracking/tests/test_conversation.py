@@ -494,7 +494,10 @@ def test_a_stop_string_leaves_the_close_to_the_template(compiled: Compile):
     ids = conversation.template.tokenizer.encode("ACTION: ls")
     message = conversation.record(
         GenerationRecord(
-            prompt_ids=conversation.prompt_ids(), output_ids=np.array(ids, np.int32), finish_reason="stop"
+            prompt_ids=conversation.prompt_ids(),
+            output_ids=np.array(ids, np.int32),
+            finish_reason="stop",
+            stop_string=": ls",
         )
     )
     harness.messages.append(dict(message))

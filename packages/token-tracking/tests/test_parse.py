@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from token_tracking import ChatTemplate, ParsedCompletion
+from token_tracking.argument_types import ArgumentTypes
+from token_tracking.call_forms import JsonForm, read
+from token_tracking.call_scan import Markers
 from token_tracking.hf import HFTokenizer
-from token_tracking.parse import CompletionParser, Markers, read_json_call
+from token_tracking.parse import CompletionParser
 
 
 @pytest.fixture(scope="module")
@@ -120,5 +123,5 @@ def test_no_ids_make_the_parser_raise(compiled: Callable[..., ChatTemplate], ids
 
 @given(st.text())
 def test_no_text_makes_the_call_reader_raise(text: str):
-    call = read_json_call(text, call_id="call_0")
+    call = read(JsonForm(), text, ArgumentTypes(()))
     assert call.error is None or call.arguments == text

@@ -23,9 +23,10 @@ from token_tracking import (
     TokenLedger,
     UnsupportedContentError,
 )
+from token_tracking.argument_types import ArgumentTypes
+from token_tracking.call_forms import JsonForm, read
 from token_tracking.control import ControlTokens
 from token_tracking.hf import HFTokenizer
-from token_tracking.parse import read_json_call
 from token_tracking.snapshot import KIND_CONVERSATION, ConversationImage, pack, unpack
 from token_tracking.testing import BASH_TOOL, completion, trl_template
 
@@ -206,7 +207,7 @@ def test_hostile_arguments_end_no_rollout(name: str, value: str, compiled: Compi
 
 def test_constants_that_are_not_json_are_not_a_call():
     for value in ("NaN", "Infinity", "-Infinity"):
-        call = read_json_call(f'{{"name": "bash", "arguments": {{"x": [{value}]}}}}', call_id="c")
+        call = read(JsonForm(), f'{{"name": "bash", "arguments": {{"x": [{value}]}}}}', ArgumentTypes(()))
         assert call.error == f"the tool call is not a JSON object: {value} is not JSON"
 
 

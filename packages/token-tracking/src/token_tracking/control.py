@@ -13,6 +13,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from token_tracking.errors import ControlTokenError
 from token_tracking.messages import Message, map_message
 from token_tracking.tokenizer import Tokenizer
@@ -45,6 +48,7 @@ class ControlTokens:
         self.tokenizer = tokenizer
         longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._firsts = tuple({token[0] for token in longest_first})
 
     def mark(self, text: str) -> str:
         """Message text, ready to be rendered.
@@ -59,6 +63,8 @@ class ControlTokens:
     def _escape(self, text: str) -> str:
         if self.policy == "keep" or self._pattern is None:
             return text
+        if not any(map(text.__contains__, self._firsts)):
+            return text.replace(MARK, MARK + LITERAL)
         if MARK in text:
             text = text.replace(MARK, MARK + LITERAL)
         return self._pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], text)
@@ -79,6 +85,12 @@ class ControlTokens:
         if MARK not in text or self.policy == "keep":
             return text
         return _MARKS.sub(lambda match: MARK if match[1] else "", text)
+
+    def encode_array(self, text: str) -> npt.NDArray[np.int32]:
+        """As `encode`, int32 `[n]`, perhaps read-only."""
+        if MARK not in text or self.policy == "keep" or self._pattern is None:
+            return self.tokenizer.encode_array(text)
+        return np.array(self.encode(text), np.int32)
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from token_tracking import export, report
+from token_tracking import export, findings, report
+from token_tracking.admission import admit
 from token_tracking.branch import Branch, Message, sampled_count
 from token_tracking.control import ControlPolicy, ControlTokens
-from token_tracking.errors import AmbiguousHistoryError, ConversationError, RecordError
+from token_tracking.errors import AmbiguousHistoryError, ConversationError
 from token_tracking.messages import own_assistant
-from token_tracking.plan import Decision, Plan, decide
+from token_tracking.plan import Decision, Plan, decide, decide_added
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import Sample, Scalar, Source, Status
 from token_tracking.template import ChatTemplate
@@ -129,7 +130,7 @@ class Conversation:
         """
         if self._branch.open_turn:
             raise ConversationError("the last turn was aborted: continue it, or call close_turn()")
-        decision = self._decide([*self._branch.messages, *messages], None)
+        decision = decide_added(self._branches, self._current, messages)
         if decision.plan.kind != "append" or decision.branch != self._current:
             raise ConversationError(
                 f"cannot append: {decision.plan.why}; call advance with the whole history"
@@ -166,8 +167,9 @@ class Conversation:
         if template is not None and template.tokenizer.fingerprint != tokenizer.fingerprint:
             names = f"{template.tokenizer.name}, not {tokenizer.name}"
             raise ConversationError(f"the new template has tokenizer {names}: give it the same tokenizer")
-        branches = list(self._branches)
+        branches = self._branches
         if self._passes_open_turn(messages):
+            branches = [*branches]
             closed = copy.copy(self._branch)
             closed.messages = [*closed.messages, self._parse_last()]
             branches[self._current] = closed
@@ -216,25 +218,19 @@ class Conversation:
             The assistant message; of an aborted turn what there is so far, which is not in `messages` yet.
 
         Raises:
-            RecordError: the engine's prompt is not the one that was sent, its output repeats it, has an id
-                that the tokenizer does not know, or is empty though it was not aborted.
+            RecordError: the answer contradicts the prompt that was sent, the tokenizer, its own finish
+                reason or earlier answers; its `code` says what is wrong.
             ConversationError: no prompt is waiting, or `message` is not an assistant message.
             TemplateError: `message` is not plain JSON-like text. After any error, nothing was appended.
         """
         branch = self._branch
-        record.check_prompt(self.prompt_ids())
-        record.check_vocabulary(branch.template.tokenizer.vocab_size)
+        record = admit(record, branch, self.prompt_ids())
         given = None if message is None else own_assistant(message, len(branch.messages))
-        record = record.ended_by(branch.template.stop_ids)
-        aborted = record.finish_reason == "abort"
         if len(record.output_ids):
             new = branch.prompt is not None
             branch.append_sampled(record, self._turns if new else self._turns - 1)
             self._turns += new
-        elif not aborted and not branch.open_turn:
-            why = "the prompt fills the context, or max_new_tokens is 0"
-            raise RecordError(f"finish reason {record.finish_reason!r} without a single output id: {why}")
-        if aborted:
+        if record.finish_reason == "abort":
             return self._parse_last() if branch.open_turn else {"role": "assistant", "content": ""}
         return self._close(given)
 
@@ -252,7 +248,7 @@ class Conversation:
     def _close(self, given: dict[str, Any] | None) -> dict[str, Any]:
         closing = self._parse_last() if given is None else given
         self._branch.messages.append(closing)
-        return copy.deepcopy(closing)  # the harness may change what it is given
+        return own_assistant(closing, len(self._branch.messages) - 1)  # the harness may change its copy
 
     def _parse_last(self) -> dict[str, Any]:
         branch = self._branch
@@ -274,6 +270,7 @@ class Conversation:
         reward: float | None,
         turn_rewards: Sequence[float | None] | None = None,
         in_loss: bool = True,
+        media_in_loss: bool = False,
         in_baseline: bool = True,
         status: Status,
         source: Source,
@@ -295,6 +292,7 @@ class Conversation:
             turn_rewards: one per recorded turn, in the order of recording; None: none. A turn has its reward
                 in the part that trains it.
             in_loss: False keeps the samples out of the loss.
+            media_in_loss: False: samples with a sampled image placeholder are out of the loss (verl#7038).
             in_baseline: False keeps the reward out of the group's baseline.
             status: how the rollout ended.
             source: whether a model sampled the turns or a recording gave them.
@@ -306,8 +304,6 @@ class Conversation:
             ConversationError: `turn_rewards` has another length than `turns`.
             SampleError: a value does not fit `Sample`.
         """
-        if turn_rewards is not None and len(turn_rewards) != self._turns:
-            raise ConversationError(f"{len(turn_rewards)} turn rewards for {self._turns} turns")
         common: dict[str, Any] = {
             "rollout_id": rollout_id,
             "group_id": group_id,
@@ -321,7 +317,11 @@ class Conversation:
             "policy_run": policy_run,
             "extra": dict(extra or {}),
         }
-        return export.samples(self._branches, common, dict(provenance or {}), turn_rewards)
+        return export.samples(self._branches, common, dict(provenance or {}), turn_rewards, media_in_loss)
+
+    def findings(self) -> Mapping[str, int]:
+        """What was repaired, flagged or left out so far, counted by name; absent: it did not happen."""
+        return findings.count(self._branches)
 
     def to_bytes(self) -> bytes:
         """A snapshot: every token, message and open turn, byte for byte the same after `from_bytes`."""

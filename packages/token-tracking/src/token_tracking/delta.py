@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from token_tracking.control import ControlTokens
 from token_tracking.messages import Message
@@ -40,7 +42,7 @@ class Delta(msgspec.Struct, frozen=True):
     """What follows an assistant turn: rendered text (control tokens in contents marked) and its ids."""
 
     text: str
-    ids: list[int]
+    ids: npt.NDArray[np.int32]
 
 
 class DeltaProgram(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,35 +76,23 @@ class DeltaProgram(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_stable(self, messages: Sequence[Message]) -> bool:
         """Whether appending these messages is known to change nothing that was rendered before."""
-        return all(message["role"] in self.stable for message in messages)
+        return self.stable.issuperset([message["role"] for message in messages])
 
     def run(self, messages: Sequence[Message], control: ControlTokens) -> Delta:
         """The delta of messages that `covers` accepted.
 
-        Text between two control tokens is encoded in one piece: a content's border is a token border only
-        where a control token stands.
+        The whole text is encoded at once: a content's border is a token border only where a control token
+        stands, and the tokenizer knows where that is.
         """
         texts: list[str] = []
-        ids: list[int] = []
-        pending = ""
         previous = "assistant"
-        for message in [*messages, None]:
-            role = GENERATE if message is None else message["role"]
-            joint = self.joints[previous, role]
-            texts.append(joint.text)
-            if joint.ids:
-                ids += control.encode(pending + joint.lead)
-                ids += joint.ids
-                pending = joint.tail
-            else:
-                pending += joint.text
-            if message is not None:
-                content = control.mark(self._fill(message))
-                texts.append(content)
-                pending += content
-                previous = role
-        ids += control.encode(pending)
-        return Delta("".join(texts), ids)
+        for message in messages:
+            role = message["role"]
+            texts += (self.joints[previous, role].text, control.mark(self._fill(message)))
+            previous = role
+        texts.append(self.joints[previous, GENERATE].text)
+        text = "".join(texts)
+        return Delta(text, control.encode_array(text))
 
     def _fill(self, message: Message) -> str:
         content: str = message["content"]

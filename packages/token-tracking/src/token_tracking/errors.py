@@ -1,5 +1,7 @@
 """Everything this package raises, one flat tree."""
 
+from typing import Literal
+
 
 class TokenTrackingError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -25,8 +27,37 @@ class LedgerError(TokenTrackingError, ValueError):
     """An append was refused: lengths, dtypes or values do not fit. The ledger is unchanged."""
 
 
+RecordCode = Literal[
+    "array",
+    "logprob_count",
+    "logprob_kind",
+    "logprob_value",
+    "version",
+    "vocabulary",
+    "counts",
+    "empty",
+    "prompt",
+    "prompt_doubled",
+    "prompt_echoed",
+    "stop_missing",
+    "stop_passed",
+    "stop_reason",
+    "kept_set",
+    "routed_rows",
+    "routed_shape",
+    "routed_padding",
+    "routed_payload",
+]
+"""Names of what can be wrong with an engine's answer; they do not change between releases."""
+
+
 class RecordError(TokenTrackingError, ValueError):
     """An engine's answer contradicts itself or the prompt it was asked to continue."""
+
+    def __init__(self, message: str, *, code: RecordCode = "array"):
+        super().__init__(message)
+        self.code: RecordCode = code
+        """What is wrong, for counters and for choosing a repair."""
 
 
 class ConversationError(TokenTrackingError):

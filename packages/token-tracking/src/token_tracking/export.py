@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from token_tracking.branch import Branch, HeldTurn
+from token_tracking.errors import ConversationError
+from token_tracking.findings import RoutedExperts, media_turn, records_experts
 from token_tracking.sample import Sample, Scalar, Turn
 
 
@@ -16,13 +18,32 @@ def samples(
     common: dict[str, Any],
     provenance: dict[str, Scalar],
     turn_rewards: Sequence[float | None] | None,
+    media_in_loss: bool,
 ) -> tuple[Sample, ...]:
-    """One sample per branch with turns of its own; see `Conversation.samples`."""
+    """One sample per branch with turns of its own; see `Conversation.samples`.
+
+    Raises:
+        ConversationError: `turn_rewards` are not one per turn.
+    """
     trained = [branch for branch in branches if len(branch.turns) > branch.inherited]
-    return tuple(
-        _sample(branch, part, len(trained), common, provenance, turn_rewards)
-        for part, branch in enumerate(trained)
-    )
+    turns = sum(len(branch.turns) - branch.inherited for branch in trained)
+    if turn_rewards is not None and len(turn_rewards) != turns:
+        raise ConversationError(f"{len(turn_rewards)} turn rewards for {turns} turns")
+    wanted = records_experts(branches)
+    made: list[Sample] = []
+    for part, branch in enumerate(trained):
+        notes: dict[str, Scalar] = {}
+        experts = RoutedExperts(branch, wanted)
+        if experts.why is not None:
+            notes["routed_experts_missing"] = experts.why
+        shared = dict(common)
+        media = media_turn(branch)
+        if media is not None:
+            notes["media_placeholder"] = f"turn {media[0]} sampled id {media[1]}"
+            shared["in_loss"] = common["in_loss"] and media_in_loss
+        shared["routed_experts"] = experts.rows
+        made.append(_sample(branch, part, len(trained), shared, {**notes, **provenance}, turn_rewards))
+    return tuple(made)
 
 
 def _sample(
@@ -38,6 +59,7 @@ def _sample(
     mask = np.array(ledger.mask[:end])
     if branch.inherited:
         mask[: branch.turns[branch.inherited - 1].end] = 0
+    kept = ledger.kept_sets(end)
     turns = tuple(
         turn
         for index, held in enumerate(branch.turns)
@@ -53,6 +75,8 @@ def _sample(
         versions=np.array(ledger.versions[:end]),
         prompt_length=branch.turns[0].start,
         turns=turns,
+        kept_ids=None if kept is None else kept.ids,
+        kept_offsets=None if kept is None else kept.offsets,
         provenance={
             "template": branch.template.fingerprint,
             "tokenizer": branch.template.tokenizer.fingerprint,

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from token_tracking import kept as kept_sets
 from token_tracking.errors import LedgerError
+from token_tracking.kept import KeptSets
 from token_tracking.sample import MAX_VERSION, NOT_SAMPLED, is_version
 
 Ids = Sequence[int] | npt.NDArray[Any]
@@ -34,6 +36,9 @@ _CHANNELS: tuple[tuple[str, type[np.generic]], ...] = (
     ("versions", np.int32),
     ("sources", np.uint8),
 )
+_INT32 = np.dtype(np.int32)
+_PROMPT: dict[str, float] = {"mask": 0, "logprobs": np.nan, "versions": NOT_SAMPLED, "sources": 0}
+"""What a prompt token has in the channels beside its id; memory is prepared with it."""
 BYTES_PER_TOKEN = sum(np.dtype(dtype).itemsize for _, dtype in _CHANNELS)
 
 
@@ -43,8 +48,18 @@ class _Block:
     def __init__(self) -> None:
         self.length = 0
         self.arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _CHANNELS}
+        self.joined: npt.NDArray[np.int32] | None = None
+        """Ids of the shared part and, behind them in the same memory, `arrays["ids"]`. None: not joined."""
+        self.kept: list[tuple[int, KeptSets]] = []
 
-    def append(self, columns: dict[str, npt.NDArray[Any]], count: int) -> None:
+    def join(self, shared: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Put the ids of the shared part in front, so that all ids are one view from now on."""
+        own = self.arrays["ids"]
+        self.joined = joined = np.concatenate([shared, own])
+        self.arrays["ids"] = joined[len(shared) :]
+        return joined
+
+    def append(self, columns: Mapping[str, npt.NDArray[Any] | float], count: int) -> None:
         end = self.length + count
         capacity = len(self.arrays["ids"])
         if end > capacity:
@@ -53,7 +68,11 @@ class _Block:
             grown = {name: np.empty(size, dtype) for name, dtype in _CHANNELS}
             for name, array in self.arrays.items():
                 grown[name][: self.length] = array[: self.length]
+                grown[name][self.length :] = _PROMPT.get(name, 0)
+            shared = None if self.joined is None else self.joined[: len(self.joined) - capacity]
             self.arrays = grown
+            if shared is not None:
+                self.join(shared)
         for name, column in columns.items():
             self.arrays[name][self.length : end] = column
         self.length = end
@@ -64,7 +83,8 @@ class TokenLedger:
 
     Every append writes all channels or, when it is refused, none: they always have one length. Nothing that
     was written changes. `fork` shares what is there and costs O(1). Views are read-only; those of a ledger
-    that was not forked off another are zero-copy, those of a fork join its shared part and its own.
+    that was not forked off another are zero-copy; of a fork, `ids` are too, the others join its shared part
+    and its own.
     """
 
     __slots__ = ("_base", "_base_length", "_block")
@@ -80,8 +100,15 @@ class TokenLedger:
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """Token ids, int32 `[n]`."""
-        return self._view("ids", 0, len(self))
+        """Token ids, int32 `[n]`: zero-copy, also of a fork, which copies the ids it shares once."""
+        if self._base is None or not self._block.length:
+            return self._view("ids", 0, len(self))
+        joined = self._block.joined
+        if joined is None:
+            joined = self._block.join(self._base._view("ids", 0, self._base_length))
+        view = joined[: len(self)]
+        view.flags.writeable = False
+        return view
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
@@ -122,20 +149,23 @@ class TokenLedger:
         """Append tokens that close a cut-off turn: as `append_prompt`, marked `REPAIR`."""
         return self._append_unsampled(ids, TokenSource.REPAIR)
 
-    def append_sampled(self, ids: Ids, logprobs: Logprobs | None, weight_version: int) -> tuple[int, int]:
+    def append_sampled(
+        self, ids: Ids, logprobs: Logprobs | None, weight_version: int, kept: KeptSets | None = None
+    ) -> tuple[int, int]:
         """Append sampled tokens: mask 1.
 
         Args:
             ids: token ids as the engine gave them.
             logprobs: one finite value <= 0 per id. None: not recorded, NaN is stored.
             weight_version: `0 <= version < 2**31`, or -2 for unknown.
+            kept: the sets that truncated sampling chose from, copied. None: not truncated, or not recorded.
 
         Returns:
             Start and end of what was appended.
 
         Raises:
-            LedgerError: counts differ, a log-probability is not finite or above 0, or the version is out of
-                range. Nothing was appended.
+            LedgerError: counts differ, a log-probability is not finite or above 0, the version is out of
+                range, or an id is not in its kept set. Nothing was appended.
         """
         tokens = _ids(ids)
         if not is_version(weight_version):
@@ -155,14 +185,37 @@ class TokenLedger:
                     f"log-probability {values[at]} of sampled token {at} (id {tokens[at]}): need a finite "
                     "value <= 0; pass None if the engine recorded none"
                 )
-        return self._append(tokens, TokenSource.SAMPLED, 1, values, weight_version)
+        if kept is not None and (fault := kept_sets.fault(kept, tokens)) is not None:
+            raise LedgerError(fault)
+        start, end = self._append(tokens, TokenSource.SAMPLED, 1, values, weight_version)
+        if kept is not None:
+            own = KeptSets(kept.ids.copy(), kept.offsets.copy())
+            self._block.kept.append((start - self._base_length, own))
+        return start, end
 
     def channels(self) -> dict[str, npt.NDArray[Any]]:
         """All channels by name (`ids`, `mask`, `logprobs`, `versions`, `sources`), each `[n]`."""
         return {name: self._view(name, 0, len(self)) for name, _ in _CHANNELS}
 
-    def append_columns(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append all channels as another ledger's `channels()` gave them; for restoring.
+    def kept_sets(self, end: int | None = None) -> KeptSets | None:
+        """The kept sets of the first `end` tokens (None: all); None: none was recorded among them.
+
+        A token that was not sampled, or came without a set, has an empty one. Joined on each call: nothing
+        is held for tokens without a set.
+        """
+        high = len(self) if end is None else end
+        count, pieces = high, list[tuple[int, KeptSets]]()
+        ledger: TokenLedger | None = self
+        while ledger is not None:
+            low = ledger._base_length
+            for at, kept in reversed(ledger._block.kept):
+                if low + at < high:
+                    pieces.append((low + at, kept.part(0, min(len(kept.offsets) - 1, high - low - at))))
+            high, ledger = min(high, low), ledger._base
+        return kept_sets.joined(pieces[::-1], count)
+
+    def append_columns(self, columns: Mapping[str, npt.NDArray[Any]], kept: KeptSets | None = None) -> None:
+        """Append all channels as another ledger's `channels()` and `kept_sets()` gave them; for restoring.
 
         Raises:
             LedgerError: a channel is missing, or lengths or dtypes differ. Nothing was appended.
@@ -172,6 +225,13 @@ class TokenLedger:
             raise LedgerError("need all five channels, equally long")
         if any(columns[name].ndim != 1 or columns[name].dtype != dtype for name, dtype in _CHANNELS):
             raise LedgerError("need flat channels of the dtypes that channels() gives")
+        if kept is not None:
+            sampled = np.diff(kept.offsets) > 0
+            chosen = columns["ids"][sampled]
+            held = KeptSets(kept.ids, np.concatenate([[0], kept.offsets[1:][sampled]]).astype(np.int64))
+            if len(sampled) != count or kept_sets.fault(held, chosen) is not None:
+                raise LedgerError(f"the kept sets do not fit the {count} tokens")
+            self._block.kept.append((self._block.length, kept))
         self._block.append(dict(columns), count)
 
     def shared_length(self, other: TokenLedger) -> int:
@@ -226,23 +286,28 @@ class TokenLedger:
 
     def _append_unsampled(self, ids: Ids, source: TokenSource) -> tuple[int, int]:
         tokens = _ids(ids)
-        return self._append(tokens, source, 0, np.full(len(tokens), np.nan, np.float32), NOT_SAMPLED)
+        start, count = len(self), len(tokens)
+        columns: dict[str, npt.NDArray[Any] | float] = {"ids": tokens}
+        if source is not TokenSource.TEMPLATE:
+            columns["sources"] = source.value
+        self._block.append(columns, count)
+        return start, start + count
 
     def _append(
         self,
         tokens: npt.NDArray[np.int32],
         source: TokenSource,
         mask: int,
-        logprobs: npt.NDArray[np.float32],
+        logprobs: npt.NDArray[np.float32] | float,
         version: int,
     ) -> tuple[int, int]:
         start, count = len(self), len(tokens)
-        columns: dict[str, npt.NDArray[Any]] = {
+        columns: dict[str, npt.NDArray[Any] | float] = {
             "ids": tokens,
-            "mask": np.full(count, mask, np.uint8),
+            "mask": mask,
             "logprobs": logprobs,
-            "versions": np.full(count, version, np.int32),
-            "sources": np.full(count, source, np.uint8),
+            "versions": version,
+            "sources": source.value,
         }
         self._block.append(columns, count)
         return start, start + count
@@ -260,13 +325,15 @@ class TokenLedger:
             ledger = ledger._base if start < end else None
         if not parts:
             parts.append(self._block.arrays[channel][:0])
-        view = parts[0].view() if len(parts) == 1 else np.concatenate(parts[::-1])
+        view = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
         view.flags.writeable = False
         return view
 
 
 def _ids(ids: Ids) -> npt.NDArray[np.int32]:
     array = np.asarray(ids)
+    if array.dtype is _INT32 and array.ndim == 1 and (not len(array) or np.minimum.reduce(array) >= 0):
+        return array
     if array.ndim != 1:
         raise LedgerError(f"token ids must be flat, got shape {array.shape}")
     if not len(array):

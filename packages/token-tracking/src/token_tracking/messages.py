@@ -23,7 +23,9 @@ def check(messages: Sequence[Message], first: int = 0) -> None:
         if not isinstance(message.get("role"), str):
             raise TemplateError(f"message {index} has no role: {dict(message)!r:.200}")
         calls = message.get("tool_calls") or ()
-        if not (isinstance(calls, (list, tuple)) and all(isinstance(c, Mapping) for c in cast("Any", calls))):
+        if calls and not (
+            isinstance(calls, (list, tuple)) and all(isinstance(c, Mapping) for c in cast("Any", calls))
+        ):
             raise TemplateError(f"message {index}: tool_calls must be a list of mappings: {calls!r:.120}")
         content = message.get("content")
         if content is None or isinstance(content, str):
@@ -61,10 +63,11 @@ def own(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
     """
     held: list[dict[str, Any]] = []
     for index, message in enumerate(messages, first):
-        if not isinstance(cast("Any", message), Mapping):
+        # The first question is the cheap one: this runs on every turn.
+        if type(cast("Any", message)) is not dict and not isinstance(cast("Any", message), Mapping):
             raise TemplateError(f"message {index} must be a mapping, got {type(message).__name__}")
         try:
-            held.append(_owned(message))
+            held.append(_owned_message(message))
         except _NotJSONError as error:
             raise TemplateError(f"message {index} ({message.get('role')}): {error}") from error
         except RecursionError as error:
@@ -83,6 +86,22 @@ def own_assistant(message: Message, index: int) -> dict[str, Any]:
     if held["role"] != "assistant":
         raise ConversationError(f"the message of a turn must be an assistant message, got {held!r:.120}")
     return held
+
+
+def _owned_message(message: Message) -> dict[str, Any]:
+    """As `_owned`; most fields of most messages are ASCII text, which cannot change and has a UTF-8 form."""
+    return {
+        key if type(key) is str and key.isascii() else _owned_key(key): value
+        if type(value) is str and value.isascii()
+        else _owned(value)
+        for key, value in message.items()
+    }
+
+
+def _owned_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise _NotJSONError(f"the key {key!r} is not a string")
+    return _owned(key)
 
 
 class _NotJSONError(Exception):
@@ -183,10 +202,12 @@ def with_string_content(message: Message, index: int) -> Message:
     return {**message, "content": "".join(parts)}
 
 
-def with_arguments(message: Message, form: str) -> Message:
+def with_arguments(message: Message, form: str, *, fallback: Callable[[str], None] | None = None) -> Message:
     """`message` with the arguments of its tool calls as JSON text (`"text"`) or as an object (`"object"`).
 
-    Text that is not a JSON object stays text: the template then prints, or refuses, what the model wrote.
+    A template that walks over an object fails on anything else, or prints it letter by letter (AReaL#1420).
+    So in the object form no arguments are an empty object, and what is no JSON object becomes the one value
+    of an object, under the key `arguments`; `fallback` is told of it.
     """
     calls = message.get("tool_calls")
     if not calls:
@@ -195,7 +216,7 @@ def with_arguments(message: Message, form: str) -> Message:
     for call in calls:
         function = call.get("function")
         holder = cast("Mapping[str, Any]", function if isinstance(function, Mapping) else call)
-        arguments = _arguments(holder.get("arguments"), form)
+        arguments = _arguments(holder.get("arguments"), form, fallback)
         if isinstance(function, Mapping):
             changed.append({**call, "function": {**holder, "arguments": arguments}})
         else:
@@ -203,21 +224,26 @@ def with_arguments(message: Message, form: str) -> Message:
     return {**message, "tool_calls": changed}
 
 
-def _arguments(arguments: Any, form: str) -> Any:
-    if form == "text" and isinstance(arguments, Mapping):
-        return json.dumps(arguments, ensure_ascii=False)
-    if form == "object" and isinstance(arguments, str):
-        return _object_or_text(arguments)
-    return arguments
+def _arguments(arguments: Any, form: str, fallback: Callable[[str], None] | None) -> Any:
+    if form == "text":
+        return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
+    if isinstance(arguments, Mapping):
+        return cast("Mapping[str, Any]", arguments)
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    value = _object(arguments) if isinstance(arguments, str) else None
+    if value is None and fallback is not None:
+        fallback(f"{arguments!r:.120}")
+    return {"arguments": arguments} if value is None else value
 
 
-def _object_or_text(text: str) -> Any:
+def _object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        return None
     # JSON can spell a lone surrogate ("\ud800"), which a render would print and no tokenizer takes.
-    return map_text(value, _encodable) if isinstance(value, dict) else text
+    return map_text(value, _encodable) if isinstance(value, dict) else None
 
 
 def _encodable(text: str) -> str:
@@ -242,7 +268,13 @@ def _canonical(message: Message) -> dict[str, Any]:
 
 def common_prefix(left: Sequence[Message], right: Sequence[Message]) -> int:
     """How many messages at the start of both lists are the same."""
+    shared = min(len(left), len(right))
+    # The usual case, an unchanged history, is one comparison of lists (50 ns a message); dictionaries can be
+    # changed in place, so that identity proves nothing.
+    held = left if len(left) == shared else left[:shared]
+    if isinstance(right, list) and held == right[:shared]:
+        return shared
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if not same(a, b):
             return index
-    return min(len(left), len(right))
+    return shared

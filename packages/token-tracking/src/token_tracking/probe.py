@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from token_tracking import probe_calls
+from token_tracking.call_scan import Markers
 from token_tracking.errors import TemplateError
 from token_tracking.messages import Message, with_arguments
-from token_tracking.parse import CompletionParser, Markers
+from token_tracking.parse import CompletionParser
 from token_tracking.tokenizer import Tokenizer
 
 Render = Callable[[Sequence[Message], bool], str]
@@ -124,7 +126,7 @@ def examine(render: Render, tokenizer: Tokenizer, tool_names: Sequence[str]) -> 
         call_tail=call_tail,
         end_text=end_text,
         prefill=_prefill(prober, tokenizer),
-        markers=_markers(prober, tokenizer),
+        markers=_markers(prober, tokenizer, end_text),
         prints_tool_ids=_prints_tool_ids(prober),
         prints_parts=_prints_parts(prober),
     )
@@ -221,14 +223,14 @@ def _prints_parts(prober: Prober) -> frozenset[str]:
     return frozenset(found)
 
 
-def _markers(prober: Prober, tokenizer: Tokenizer) -> Markers:
+def _markers(prober: Prober, tokenizer: Tokenizer, end_text: str | None) -> Markers:
     """Markers that are single added tokens, kept only if parsing the probe with them gives the probe back."""
     prompt = prober.text(prober.start(), generate=True)
     pattern = _added_pattern(tokenizer)
     if prompt is None or pattern is None:
         return Markers()
     found = _reasoning_markers(prober, tokenizer, pattern, prompt)
-    return _call_markers(prober, tokenizer, pattern, found)
+    return probe_calls.learn(prober, tokenizer, pattern, end_text, found)
 
 
 def _reasoning_markers(
@@ -255,28 +257,3 @@ def _reasoning_markers(
         tokenizer.encode(f"{written}qzreasonq{closing}qzcontentq")
     )
     return markers if (parsed.reasoning, parsed.content) == ("qzreasonq", "qzcontentq") else Markers()
-
-
-def _call_markers(prober: Prober, tokenizer: Tokenizer, pattern: re.Pattern[str], found: Markers) -> Markers:
-    message = prober.assistant("qzcontentq", arguments=("qzfirstq", "qzsecondq"))
-    text = prober.text([*prober.start(), message])
-    if text is None or any(text.count(s) != 1 for s in ("qzcontentq", "qzfirstq", "qzsecondq")):
-        return found
-    calls = text.split("qzcontentq")[1]
-    if "qzfirstq" not in calls or "qzsecondq" not in calls:
-        return found
-    opens, closes = pattern.findall(calls.split("qzfirstq")[0]), pattern.findall(calls.split("qzsecondq")[1])
-    if not opens or not closes or closes[0] in tokenizer.special_tokens:
-        return found
-    end = calls.index(closes[0], calls.index("qzsecondq")) + len(closes[0])
-    markers = msgspec.structs.replace(
-        found, call_open=tokenizer.added_tokens[opens[0]], call_close=tokenizer.added_tokens[closes[0]]
-    )
-    unprefilled = msgspec.structs.replace(markers, prefilled=False)
-    parsed = CompletionParser(tokenizer, unprefilled, frozenset()).parse(
-        tokenizer.encode("qzcontentq" + calls[:end])
-    )
-    wanted = [(prober.tool_name, {_KEY: value}) for value in ("qzfirstq", "qzsecondq")]
-    if parsed.error or [(c.name, json.loads(c.arguments)) for c in parsed.tool_calls] != wanted:
-        return found
-    return markers

@@ -91,7 +91,7 @@ class Proof:
         before = full.removesuffix(delta.text)
         if before == full or not before.endswith(end):
             return f"{role}: a random conversation does not end with the delta's text"
-        if self._control.encode(full) != self._control.encode(before) + delta.ids:
+        if self._control.encode(full) != [*self._control.encode(before), *delta.ids.tolist()]:
             return f"{role}: the delta's ids differ from those of a full render"
         self.trials += 1
         if not self._kept(prompt, full, assistant):

