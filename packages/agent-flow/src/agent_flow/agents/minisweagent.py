@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import anyio.from_thread
 import anyio.to_thread
@@ -175,7 +175,8 @@ class _ScaffoldModel:
                 format_error_template=template,
                 template_kwargs=extra,
             )
-        calls = [_tool_call(call) for call in message.get("tool_calls", ())]  # type: ignore[attr-defined]
+        made = cast("Sequence[Mapping[str, Any]]", message.get("tool_calls", ()))
+        calls = [_tool_call(call) for call in made]
         actions = self._mini.toolcall.parse_toolcall_actions(
             calls, format_error_template=template, template_kwargs=extra
         )

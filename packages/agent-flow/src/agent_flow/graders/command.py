@@ -127,11 +127,12 @@ class CommandRuntime:
         states = read_report(report, expected)
         unseen = [test for test, state in (states or {}).items() if state == "missing"]
         if states is None or unseen:
+            by_machine = machine_failed(report)
             raise GraderError(
                 "unreadable",
                 f"no verdict for {', '.join(unseen) or 'any test'} (exit code {done.exit_code})",
-                fault="infra" if machine_failed(report) else "agent",
-                retryable=machine_failed(report),
+                fault="infra" if by_machine else "agent",
+                retryable=by_machine,
                 evidence=log,
             )
         return Verdict(reward=_reward(states), log=log, tests=states)
