@@ -4,54 +4,8 @@ from typing import Any
 
 import pytest
 from token_tracking import ChatTemplate, load_tokenizer
-from token_tracking.hf import HFTokenizer, with_added_tokens
-from token_tracking.testing import BASH_TOOL, trl_template
-
-# Control tokens of other families, so that their real templates can be run on the Qwen3 vocabulary.
-CONTROL = (
-    "[gMASK]",
-    "<sop>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|observation|>",
-    "<|system|>",
-    "<｜begin▁of▁sentence｜>",
-    "<｜end▁of▁sentence｜>",
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁outputs▁begin｜>",
-    "<｜tool▁outputs▁end｜>",
-    "<｜tool▁output▁begin｜>",
-    "<｜tool▁output▁end｜>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|python_tag|>",
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|channel|>",
-    "<|constrain|>",
-    "<|return|>",
-    "<|call|>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|START_OF_TURN_TOKEN|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|USER_TOKEN|>",
-    "<|CHATBOT_TOKEN|>",
-    "<|SYSTEM_TOKEN|>",
-    "<end_of_utterance>",
-    "<bos>",
-    "<eos>",
-)
+from token_tracking.hf import HFTokenizer
+from token_tracking.testing import BASH_TOOL, family_tokenizer, trl_template
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +17,7 @@ def qwen3() -> HFTokenizer:
 @pytest.fixture(scope="session")
 def many(qwen3: HFTokenizer) -> HFTokenizer:
     """Qwen3's vocabulary with the control tokens of other families."""
-    tokenizer = with_added_tokens(qwen3, control=CONTROL)
-    tokenizer.named_tokens.update(bos_token="<bos>", eos_token="<eos>")
-    return tokenizer
+    return family_tokenizer(qwen3)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ def snapshot(tmp_path: Path, compiled: Callable[..., ChatTemplate]) -> Path:
 
 
 def test_inspect_prints_what_was_learnt(capsys: pytest.CaptureFixture[str]):
-    assert main(["inspect", QWEN3, *TOKENIZER]) == 0
+    assert main(["inspect", QWEN3, *TOKENIZER, "--json"]) == 0
     learnt = json.loads(capsys.readouterr().out)
     assert learnt["delta"] == "program"
     assert learnt["stop_ids"] == {"<|im_end|>": 151645}

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from token_tracking import (
     ChatTemplate,
     Conversation,
+    DeferredRows,
     GenerationRecord,
     RecordError,
     Sample,
@@ -246,6 +248,144 @@ def test_rows_that_cannot_be_are_refused(compiled: Compile, change: dict[str, An
     with pytest.raises(RecordError, match=why) as caught:
         rebuilt(record, routed_experts=rows, routed_start=change.get("start", 0))
     assert caught.value.code == code
+
+
+def test_a_resumed_turns_full_payload_replaces_the_one_before(compiled: Compile):
+    """verl#6029: after an abort the whole sequence came again, and was appended to what was held."""
+    conversation = begin(compiled("qwen2_5"))
+    messages = list(START)
+    turn(conversation, messages, "full", "half", "abort")
+    turn(conversation, messages, "full", "the rest")
+    (sample,) = conversation.samples(**IDENTITY)
+    exact(sample)
+    assert sample.routed_experts is not None
+    assert len(sample.routed_experts) == len(sample) - 1
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+def test_the_row_of_a_turns_last_token_is_the_next_prefills(compiled: Compile, mode: str):
+    """prime-rl#1807: the boundary token kept a row of zeros. It has none until the next answer brings it."""
+    conversation = begin(compiled("qwen2_5"))
+    messages = list(START)
+    turn(conversation, messages, "full")
+    boundary = conversation.branches[0].held_end - 1
+    assert conversation.branches[0].experts.held == boundary
+    messages.append(user("more"))
+    conversation.advance(messages)
+    turn(conversation, messages, mode)
+    (sample,) = conversation.samples(**IDENTITY)
+    assert sample.routed_experts is not None
+    assert sample.routed_experts[boundary].any()
+    exact(sample)
+
+
+def test_an_answer_with_a_placeholder_for_its_last_token_is_refused(compiled: Compile):
+    """prime-rl#1807, SkyRL#1908: n rows for n tokens, the last one zeros."""
+    conversation = begin(compiled("qwen2_5"))
+    record = with_rows(completion(conversation, "ok"))
+    assert isinstance(record.routed_experts, np.ndarray)
+    padded = np.concatenate([record.routed_experts, np.zeros_like(record.routed_experts[:1])])
+    with pytest.raises(RecordError, match="the last token was not read yet") as caught:
+        rebuilt(record, routed_experts=padded)
+    assert caught.value.code == "routed_rows"
+
+
+class Disk:
+    """Rows kept elsewhere; counts how often they are read."""
+
+    def __init__(self, rows: Any):
+        self.rows = rows
+        self.reads = 0
+
+    def deferred(self) -> DeferredRows:
+        return DeferredRows(self.rows.shape, self.rows.dtype.name, self.load)
+
+    def load(self) -> Any:
+        self.reads += 1
+        return self.rows
+
+
+def deferred_turn(conversation: Conversation, mode: str, text: str = "ok") -> Disk:
+    held = conversation.branches[0].held_end
+    record = with_rows(completion(conversation, text), 0 if mode == "full" else max(held - 1, 0))
+    disk = Disk(record.routed_experts)
+    conversation.record(rebuilt(record, routed_experts=disk.deferred()))
+    return disk
+
+
+def test_deferred_rows_are_read_when_a_sample_is_made_and_not_before(compiled: Compile):
+    conversation = begin(compiled("qwen2_5"))
+    first = deferred_turn(conversation, "full")
+    conversation.advance([*conversation.messages, user("more")])
+    second = deferred_turn(conversation, "delta", "done")
+    assert (first.reads, second.reads) == (0, 0)
+    (sample,) = conversation.samples(**IDENTITY)
+    exact(sample)
+    assert (first.reads, second.reads) == (1, 1)
+    assert conversation.findings() == {}
+    restored = Conversation.from_bytes(conversation.to_bytes(), conversation.template)
+    exact(restored.samples(**IDENTITY)[0])
+    held = conversation.branches[0].experts.pieces
+    assert all(isinstance(piece.rows, DeferredRows) for piece in held)  # nothing that was read is kept
+
+
+def test_rows_in_a_file_are_mapped(compiled: Compile, tmp_path: Path):
+    conversation = begin(compiled("qwen2_5"))
+    record = with_rows(completion(conversation, "ok"))
+    path = tmp_path / "rows.npy"
+    np.save(path, record.routed_experts)
+    conversation.record(rebuilt(record, routed_experts=DeferredRows.from_npy(path)))
+    exact(conversation.samples(**IDENTITY)[0])
+    path.write_bytes(b"not numpy")
+    with pytest.raises(RecordError) as caught:
+        DeferredRows.from_npy(path)
+    assert caught.value.code == "routed_payload"
+    (sample,) = conversation.samples(**IDENTITY)
+    assert sample.routed_experts is None
+    assert "no .npy file" in str(sample.provenance["routed_experts_missing"])
+    assert conversation.findings() == {"routed_experts_payload": 1}
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        conversation.samples(**IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "change"),
+    [
+        ("shape", "routed_experts_shape", lambda rows: rows[:-1]),
+        ("shape", "routed_experts_shape", lambda rows: rows.astype(np.int32)),
+        ("-1", "routed_experts_padding", lambda rows: rows.astype(np.int16) - np.int16(1) * (rows < 99)),
+        ("placeholders", "routed_experts_padding", lambda rows: rows * 0),
+    ],
+)
+def test_deferred_rows_that_turn_out_wrong_are_named_and_left_out(
+    compiled: Compile, code: str, name: str, change: Callable[[Any], Any]
+):
+    conversation = begin(compiled("qwen2_5"))
+    record = with_rows(completion(conversation, "ok"))
+    assert isinstance(record.routed_experts, np.ndarray)
+    wrong = change(record.routed_experts)
+    dtype = "int16" if code == "-1" else "uint8"
+    made = DeferredRows((len(record.routed_experts), LAYERS, TOP_K), dtype, lambda: wrong)
+    conversation.record(rebuilt(record, routed_experts=made))
+    (sample,) = conversation.samples(**IDENTITY)
+    assert sample.routed_experts is None
+    assert str(sample.provenance["routed_experts_missing"])
+    assert conversation.findings() == {name: 1}
+
+
+def test_deferred_rows_are_counted_and_cut_without_being_read(compiled: Compile):
+    conversation = begin(compiled("qwen2_5"))
+    whole = completion(conversation, "ok")
+    longer = rebuilt(whole, output_ids=np.append(whole.output_ids, whole.output_ids[:2]), stop_id=None)
+    disk = Disk(routing(np.concatenate([longer.prompt_ids, longer.output_ids])))
+    record = rebuilt(longer, routed_experts=disk.deferred())
+    with pytest.raises(RecordError) as caught:
+        rebuilt(whole, routed_experts=disk.deferred())
+    assert caught.value.code == "routed_rows"
+    conversation.record(record.cut_at_stop(conversation.template.stop_ids))
+    assert disk.reads == 0
+    exact(conversation.samples(**IDENTITY)[0])
 
 
 def test_another_models_rows_are_refused_and_nothing_is_appended(compiled: Compile):

@@ -1,8 +1,6 @@
 """Kept sets of truncated sampling: with their tokens through record, ledger, fork, snapshot and sample."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,7 +59,8 @@ def test_any_appends_forks_and_restores_keep_the_sets_beside_their_tokens(steps:
             ledger.append_sampled(ids, None, 0)
             model += [(i, []) for i in ids]
         elif what == "kept":
-            sets = [[*data.draw(st.lists(st.integers(0, 50), max_size=3)), i] for i in ids]
+            others = st.lists(st.integers(0, 50), max_size=3, unique=True)
+            sets = [[*(other for other in data.draw(others) if other != i), i] for i in ids]
             ledger.append_sampled(ids, None, 0, KeptSets.from_lists(sets))
             model += list(zip(ids, sets, strict=True))
         elif what == "fork":
@@ -103,7 +102,7 @@ def test_a_snapshot_whose_sets_do_not_fit_is_refused():
     ledger = TokenLedger()
     ledger.append_sampled([1, 2], None, 0, KeptSets.from_lists([[1, 5], [2]]))
     image = ledger_image(ledger)
-    for ids in ([1, 5, 3], [1, 5], [1, 5, 2, 2]):
+    for ids in ([1, 5, 3], [1, 5], [1, 5, 2, 2], [1, 1, 2]):
         bad = type(image)(**{**_fields(image), "kept_ids": np.array(ids, "<i4").tobytes()})
         with pytest.raises(SnapshotError, match="kept sets"):
             TokenLedger.from_bytes(pack(KIND_LEDGER, bad))
@@ -156,24 +155,40 @@ def test_sample_carries_the_sets_over_turns_branches_and_processes(compiled: Com
         sample.require_logprobs()  # the branch's own turn has raw log-probabilities
 
 
+@pytest.mark.parametrize("kind", ["raw", "processed"])
 @pytest.mark.parametrize(
     "change", [{}, {"top_p": None, "top_k": 50}, {"top_p": None, "min_p": 0.1}, {"top_p": 1.0, "top_k": 1}]
 )
 def test_truncated_sampling_without_kept_sets_is_refused_before_a_ratio(
-    compiled: Compile, change: dict[str, Any]
+    compiled: Compile, change: dict[str, Any], kind: str
 ):
-    """trl#6789: p = [.5, .3, .15, .05], top_p 0.8, id 0: the engine says -0.470, the trainer -0.693."""
+    """trl#6789: p = [.5, .3, .15, .05], top_p 0.8, id 0: the engine says -0.470, the trainer -0.693.
+
+    Raw log-probabilities are refused too: the ratio begins at 1, and is one to a distribution that the ids
+    were not drawn from.
+    """
+    change = {**change, "logprob_kind": kind}
     conversation, _ = begin(compiled("qwen2_5"))
     conversation.record(record(conversation, None, **change))
     (sample,) = conversation.samples(**IDENTITY)
-    with pytest.raises(MissingLogprobsError, match=r"turn 0.*kept mass.*return_sampling_mask"):
+    with pytest.raises(MissingLogprobsError, match=r"turn 0.*kept mass .trl#6789.*return_sampling_mask"):
         sample.require_logprobs()
+
+
+def test_raw_logprobs_with_kept_sets_are_let_through(compiled: Compile):
+    conversation, ids = begin(compiled("qwen2_5"))
+    conversation.record(record(conversation, [[5, i] for i in ids], logprob_kind="raw"))
+    (sample,) = conversation.samples(**IDENTITY)
+    sample.require_logprobs()
+    assert sample.kept is not None
+    turn = sample.turns[0]
+    assert sample.kept.part(turn.start, turn.end).ids.tolist() == [i for one in ids for i in (5, one)]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"logprob_kind": "raw"},
+        {"logprob_kind": "raw", "top_p": 1.0},
         {"top_p": 1.0},
         {"top_p": None, "top_k": -1},
         {"top_p": None, "top_k": 1 << 30},
@@ -200,32 +215,81 @@ def test_an_aborted_segment_without_sets_taints_the_turn(compiled: Compile):
 
 
 def test_the_sets_give_the_trainer_the_engines_number():
-    """trl#6789, the arithmetic: with the kept ids the ratio is 1, without them 0.8."""
-    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    """trl#6789: with the kept ids the ratio is 1, without them 0.8."""
+    whole = np.log(np.array([[0.5, 0.3, 0.15, 0.05]]))
     kept = KeptSets.from_lists([[0, 1]])
+    chosen = np.array([0], np.int32)
     engine = np.log(0.5 / 0.8)
-    low, high = kept.offsets[:2]
-    over_kept = logits[0] - np.log(np.exp(logits[kept.ids[low:high]]).sum())
     assert engine == pytest.approx(-0.470, abs=1e-3)
-    assert logits[0] == pytest.approx(-0.693, abs=1e-3)
-    assert np.exp(over_kept - engine) == pytest.approx(1.0)
-    assert np.exp(logits[0] - engine) == pytest.approx(0.8)
+    assert whole[0, 0] == pytest.approx(-0.693, abs=1e-3)
+    assert np.exp(kept.log_mass(whole)).tolist() == pytest.approx([0.8])
+    assert np.exp(kept.logprobs(whole, chosen) - engine).tolist() == pytest.approx([1.0])
+    assert np.exp(whole[0, 0] - engine) == pytest.approx(0.8)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sets=st.lists(st.lists(st.integers(0, 19), max_size=20, unique=True), min_size=1, max_size=8),
+)
+@settings(max_examples=60, deadline=None)
+def test_log_probabilities_over_kept_sets_are_a_softmax_over_them(seed: int, sets: list[list[int]]):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 8, (len(sets), 20)).astype(np.float32)
+    whole = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    kept = KeptSets.from_lists(sets)
+    chosen = np.array([rng.choice(one) if one else 3 for one in sets], np.int32)
+    found = kept.logprobs(whole, chosen)
+    for at, one in enumerate(sets):
+        among = logits[at, one or slice(None)].astype(np.float64)
+        expected = logits[at, chosen[at]] - np.log(np.exp(among).sum())
+        assert found[at] == pytest.approx(expected, abs=1e-4)
+        assert one or kept.log_mass(whole)[at] == 0
+
+
+def test_what_sglang_kept_gives_the_log_probabilities_that_it_gave():
+    """SGLang 0.5.23, temperature 0.5, top_k 50, top_p 0.8: its mask, and its number for each id in it."""
+    kept = KeptSets.from_lists([[86, 178, 209, 207, 78]] * 5)
+    given_ones = [-0.8412379, -1.1239337, -1.8267889, -3.0918388, -3.2840347]
+    whole = np.full((5, 512), -20.0)
+    whole[:, kept.part(0, 1).ids] = [-2.2885, -2.4299, -2.7813, -3.4138, -3.5099]  # at temperature 1
+    found = kept.logprobs(whole / 0.5, kept.part(0, 1).ids)
+    assert found.tolist() == pytest.approx(given_ones, abs=2e-4)
 
 
 @pytest.mark.parametrize(
-    ("kept", "why"),
+    ("shape", "ids", "why"),
     [
-        (KeptSets.from_lists([[5], [6, 1], [7]]), "token 2 .id 99. is not among the 1"),
-        (KeptSets.from_lists([[5], [6], []]), "not among the 0"),
-        (KeptSets.from_lists([[5], [6]]), "length 4"),
-        (KeptSets(np.array([5, 6, 99], np.int32), np.array([1, 1, 2, 3])), "rise from 0"),
-        (KeptSets(np.array([5, 6, 99], np.int32), np.array([0, 2, 1, 3])), "rise from 0"),
-        (KeptSets(np.array([5, 6, 99, 1], np.int32), np.array([0, 1, 2, 3])), "rise from 0 to 4"),
-        (KeptSets(np.array([5, 6, 99, -1], np.int32), np.array([0, 1, 2, 4])), "padding was not cut"),
-        (KeptSets(np.array([5, 6, 99]), np.array([0, 1, 2, 3])), "int32"),
+        ((2, 4), 1, r"need \[1, vocabulary\]"),
+        ((4,), 1, "need"),
+        ((1, 1), 1, "kept id 1"),
+        ((1, 4), 2, "2 ids"),
     ],
 )
-def test_sets_that_cannot_be_are_refused(kept: KeptSets, why: str):
+def test_log_probabilities_of_another_shape_are_refused(shape: tuple[int, ...], ids: int, why: str):
+    with pytest.raises(ValueError, match=why):
+        KeptSets.from_lists([[0, 1]]).logprobs(np.zeros(shape), np.zeros(ids, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("kept", "code", "why"),
+    [
+        (KeptSets.from_lists([[5], [6, 1], [7]]), "kept_sampled", "token 2 .id 99. is not among the 1"),
+        (KeptSets.from_lists([[5], [6], []]), "kept_sampled", "not among the 0"),
+        (KeptSets.from_lists([[5, 1], [1, 6, 2, 1], [99]]), "kept_duplicate", "token 1 holds id 1 twice"),
+        (KeptSets.from_lists([[5, 5], [6], [99]]), "kept_duplicate", "token 0 holds id 5 twice"),
+        (KeptSets.from_lists([[5], [6]]), "kept_offsets", "length 4"),
+        (KeptSets(np.array([5, 6, 99], np.int32), np.array([1, 1, 2, 3])), "kept_offsets", "rise from 0"),
+        (KeptSets(np.array([5, 6, 99], np.int32), np.array([0, 2, 1, 3])), "kept_offsets", "rise from 0"),
+        (KeptSets(np.array([5, 6, 99, 1], np.int32), np.arange(4)), "kept_offsets", "rise from 0 to 4"),
+        (
+            KeptSets(np.array([5, 6, 99, -1], np.int32), np.array([0, 1, 2, 4])),
+            "kept_vocabulary",
+            "padding was not cut",
+        ),
+        (KeptSets(np.array([5, 6, 99]), np.array([0, 1, 2, 3])), "kept_set", "int32"),
+    ],
+)
+def test_sets_that_cannot_be_are_refused(kept: KeptSets, code: str, why: str):
     with pytest.raises(RecordError, match=why) as caught:
         GenerationRecord(
             prompt_ids=np.arange(3, dtype=np.int32),
@@ -234,7 +298,18 @@ def test_sets_that_cannot_be_are_refused(kept: KeptSets, why: str):
             kept_ids=kept.ids,
             kept_offsets=kept.offsets,
         )
-    assert caught.value.code == "kept_set"
+    assert caught.value.code == code
+
+
+def test_sets_in_any_order_and_shared_between_tokens_are_taken():
+    made = KeptSets.from_lists([[9, 5, 1], [5, 9, 1]])
+    GenerationRecord(
+        prompt_ids=np.arange(3, dtype=np.int32),
+        output_ids=np.array([5, 5], np.int32),
+        finish_reason="length",
+        kept_ids=made.ids,
+        kept_offsets=made.offsets,
+    )
 
 
 def test_ids_without_offsets_are_refused():
@@ -245,59 +320,3 @@ def test_ids_without_offsets_are_refused():
             finish_reason="length",
             kept_ids=np.array([5], np.int32),
         )
-
-
-ANSWERS = Path(__file__).with_name("data") / "engines"
-
-
-def answer(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    recorded = json.loads((ANSWERS / f"{name}.json").read_text())
-    return recorded["request"]["body"], recorded["response"]
-
-
-@pytest.mark.parametrize("name", ["sglang_stop_token", "sglang_length", "sglang_after_update"])
-def test_a_recorded_sglang_answer_fits_a_record(name: str):
-    """SGLang 0.5.23, POST /generate. `weight_version` is text there; the engine adapter reads it."""
-    body, response = answer(name)
-    meta = response["meta_info"]
-    finish = meta["finish_reason"]
-    triples = meta["output_token_logprobs"]
-    made = GenerationRecord(
-        prompt_ids=np.array(body["input_ids"], np.int32),
-        output_ids=np.array(response["output_ids"], np.int32),
-        logprobs=np.array([triple[0] for triple in triples], np.float32),
-        finish_reason=finish["type"],
-        stop_id=finish.get("matched"),
-        weight_version=10 if meta["weight_version"] == "v10" else -2,
-        logprob_kind="raw",
-        temperature=body["sampling_params"]["temperature"],
-        prompt_tokens=meta["prompt_tokens"],
-        completion_tokens=meta["completion_tokens"],
-    )
-    made.check_prompt(np.array(body["input_ids"], np.int32))
-    assert [triple[1] for triple in triples] == made.output_ids.tolist()
-    made.check_stop({134159}, lambda ids: response["text"])
-    assert made.finish_reason == ("stop" if name == "sglang_stop_token" else "length")
-
-
-@pytest.mark.parametrize("name", ["vllm_stop", "vllm_length"])
-def test_a_recorded_vllm_answer_fits_a_record(name: str):
-    """vLLM 0.32, POST /inference/v1/generate."""
-    body, response = answer(name)
-    (choice,) = response["choices"]
-    content = choice["logprobs"]["content"]
-    made = GenerationRecord(
-        prompt_ids=np.array(body["token_ids"], np.int32),
-        output_ids=np.array(choice["token_ids"], np.int32),
-        logprobs=np.array([entry["logprob"] for entry in content], np.float32),
-        finish_reason=choice["finish_reason"],
-        stop_id=choice["stop_reason"],
-        logprob_kind="raw",
-        temperature=body["sampling_params"]["temperature"],
-        prompt_tokens=response["usage"]["prompt_tokens"],
-        completion_tokens=response["usage"]["completion_tokens"],
-    )
-    assert [entry["token_id"] for entry in content] == made.output_ids.tolist()
-    made.check_stop({134159}, lambda ids: "")
-    assert choice["routed_experts"] is None
-    assert choice["sampling_mask"] is None

@@ -1,12 +1,19 @@
+"""Every way an engine can lie has a code, a case here, and where there is a safe one, a counted repair."""
+
 import copy
+import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from token_tracking import ChatTemplate, Conversation, GenerationRecord, RecordError
+from token_tracking import ChatTemplate, Conversation, GenerationRecord, MissingLogprobsError, RecordError
+from token_tracking.errors import RecordCode
+from token_tracking.expert_payloads import decode_sglang_experts
+from token_tracking.hf import HFTokenizer
 from token_tracking.media import media_ids
 from token_tracking.testing import completion
 
@@ -24,55 +31,6 @@ GOOD: dict[str, Any] = {
 def test_a_consistent_answer_is_taken():
     GenerationRecord(**GOOD).check_prompt(GOOD["prompt_ids"])
 
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"logprobs": np.zeros(2, np.float32)}, "2 log-probabilities for 3"),  # vllm#27482
-        ({"logprobs": np.array([-1, np.nan, -1], np.float32)}, "log-probability nan of output token 1"),
-        ({"logprobs": np.array([-1, -np.inf, -1], np.float32)}, "log-probability -inf"),
-        ({"logprobs": np.array([-1, 1.0, -1], np.float32)}, "log-probability 1"),
-        ({"logprobs": None}, "logprob_kind is 'raw'"),
-        ({"logprob_kind": "none"}, "logprob_kind is 'none'"),
-        ({"stop_id": 98}, "last output id is 99"),  # vllm#47616
-        ({"finish_reason": "length"}, "finish reason 'length'"),
-        ({"finish_reason": "abort"}, "finish reason 'abort'"),
-        ({"output_ids": np.array([5, 6, 7], np.int32)}, "cut the stop token off"),
-        ({"output_ids": np.array([5, -6, 99], np.int32)}, "negative"),
-        ({"output_ids": np.array([5, 6, 99], np.int64)}, "int32"),
-        (
-            {"output_ids": np.array([], np.int32), "logprobs": np.array([], np.float32), "stop_id": None},
-            "without",
-        ),
-        ({"weight_version": -1}, "weight version"),
-    ],
-)
-def test_contradictions_are_refused(change: dict[str, Any], why: str):
-    with pytest.raises(RecordError, match=why):
-        GenerationRecord(**(GOOD | change))
-
-
-def test_the_prompt_must_be_the_one_that_was_sent():
-    """sglang#26555: an engine that decodes the ids and tokenizes again."""
-    record = GenerationRecord(**GOOD)
-    other = GOOD["prompt_ids"].copy()
-    other[4] = 77
-    with pytest.raises(RecordError, match="id 4 at 4, id 77 was sent"):
-        record.check_prompt(other)
-    with pytest.raises(RecordError, match="12 ids, 11 were sent"):
-        record.check_prompt(other[:-1])
-
-
-def test_a_repeated_prompt_is_refused():
-    prompt = GOOD["prompt_ids"]
-    record = GenerationRecord(
-        prompt_ids=prompt, output_ids=np.concatenate([prompt, [5]]).astype(np.int32), finish_reason="length"
-    )
-    with pytest.raises(RecordError, match="whole prompt"):
-        record.check_prompt(prompt)
-
-
-# --- every way an engine can lie has a code, and some a repair
 
 PROMPT = np.arange(100, 112, dtype=np.int32)
 WORDS = {1: "AC", 2: "TION", 3: ": ls\n", 4: "OBS", 5: "junk", 99: "<end>"}
@@ -105,26 +63,110 @@ def code(call: Callable[[], object]) -> str:
     return caught.value.code
 
 
+TWICE = np.concatenate([PROMPT, PROMPT])
+BOS = np.concatenate([PROMPT[:1], PROMPT])
+CHANGED = np.where(PROMPT == 104, 77, PROMPT).astype(np.int32)
+EMPTY: dict[str, Any] = {"output_ids": np.array([], np.int32), "logprobs": np.array([], np.float32)}
+
+
+def good(**change: Any) -> GenerationRecord:
+    return GenerationRecord(**(GOOD | change))
+
+
+def said(text: str) -> None:
+    made([1, 2, 3, 99], text=text).check_text({99}, decode)
+
+
+def ids_of(values: Sequence[int]) -> Any:
+    return np.array(values, np.int32)
+
+
+def logprobs(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+LIES: list[tuple[RecordCode, str, Callable[[], object]]] = [
+    ("array", "int32", lambda: good(output_ids=np.array([5, 6, 99], np.int64))),
+    ("array", "got list", lambda: good(prompt_ids=[1, 2])),
+    ("logprob_count", "2 log-probabilities for 3", lambda: good(logprobs=logprobs(0, 0))),
+    ("logprob_kind", "'raw', but there are no", lambda: good(logprobs=None)),
+    ("logprob_kind", "'none', but there are some", lambda: good(logprob_kind="none")),
+    ("logprob_value", "nan of output token 1", lambda: good(logprobs=logprobs(-1, np.nan, -1))),
+    ("logprob_value", "-inf of output token 0", lambda: good(logprobs=logprobs(-np.inf, -1, -1))),
+    ("logprob_value", "inf of output token 2", lambda: good(logprobs=logprobs(-1, -1, np.inf))),
+    ("logprob_value", "1.0 of output token 1", lambda: good(logprobs=logprobs(-1, 1, -1))),
+    ("logprob_value", "-9999.0 of output token 1", lambda: good(logprobs=logprobs(-1, -9999, -1))),  # vLLM
+    ("version", "weight version -1", lambda: good(weight_version=-1)),
+    ("vocabulary", "negative id -6", lambda: good(output_ids=ids_of([5, -6, 99]))),
+    ("vocabulary", "output token 2 has id 99.*end at 98", lambda: good().check_vocabulary(99)),
+    ("counts", "counts 4 completion_tokens, 3 ids", lambda: good(completion_tokens=4)),  # vllm#27482, #29074
+    ("counts", "counts 11 prompt_tokens, 12 ids", lambda: good(prompt_tokens=11)),
+    ("empty", "without a single output id", lambda: good(stop_id=None, **EMPTY)),
+    (
+        "prompt",
+        "id 104 at 4, id 77 was sent: it tok",
+        lambda: made([1]).check_prompt(CHANGED, lambda ids: f"{ids}"),
+    ),
+    (
+        "prompt",
+        "12 ids, 11 were sent; they differ from position 11",
+        lambda: made([1]).check_prompt(PROMPT[:-1]),
+    ),
+    ("prompt_doubled", "twice", lambda: made([1], prompt_ids=TWICE).check_prompt(PROMPT)),
+    ("prompt_doubled", "add_bos", lambda: made([1], prompt_ids=BOS).check_prompt(PROMPT)),
+    ("prompt_echoed", "whole prompt", lambda: made([*PROMPT.tolist(), 1]).check_prompt(PROMPT)),
+    # sglang#26555: an engine that decodes the ids and tokenizes again.
+    ("prompt_retokenized", "id 104 at 4, id 77", lambda: made([1]).check_prompt(CHANGED, lambda ids: "same")),
+    (
+        "prompt_retokenized",
+        "id 100 at 0, id 101",
+        lambda: made([1]).check_prompt(ids_of([*PROMPT, 7]) + 1, lambda ids: "same"),
+    ),
+    ("prompt_truncated", "from id 0 on", lambda: made([1], prompt_ids=PROMPT[5:]).check_prompt(PROMPT)),
+    ("prompt_truncated", "from id 7 on", lambda: made([1], prompt_ids=PROMPT[:7]).check_prompt(PROMPT)),
+    (
+        "prompt_truncated",
+        "from id 2 on",
+        lambda: made([1], prompt_ids=np.delete(PROMPT, [2, 3])).check_prompt(PROMPT),
+    ),
+    ("stop_missing", "last output id is 99", lambda: good(stop_id=98)),
+    ("stop_missing", "cut the stop token off", lambda: good(output_ids=ids_of([5, 6, 7]))),
+    ("stop_missing", "do not hold a stop token", lambda: made([1, 2]).check_stop({99}, decode)),
+    ("stop_missing", "stop string 'OBS'", lambda: made([1, 2], stop_string="OBS").check_stop({99}, decode)),
+    ("stop_passed", "1 ids follow", lambda: made([1, 4, 5], stop_string="OBS").check_stop({99}, decode)),
+    ("stop_reason", "finish reason 'length'", lambda: good(finish_reason="length")),
+    ("stop_reason", "finish reason 'abort'", lambda: good(finish_reason="abort")),
+    ("stop_reason", "'x' with", lambda: good(stop_id=None, finish_reason="length", stop_string="x")),
+    ("stop_reason", "stop_string is empty", lambda: good(stop_string="")),
+    # vllm#27482: a parser or stream that drops tokens; vllm#47616: ids go on where the text ends.
+    ("text", "from character 2 on: 'AC: ls", lambda: said("AC: ls")),
+    ("text", "from character 6 on: 'ACTION' and 'ACTION: ls", lambda: said("ACTION")),
+    ("text", "4 output ids differ", lambda: said("ACTION: ls\nOBS")),
+    ("kept_set", "come together", lambda: made([1], kept_offsets=None)),
+    ("kept_set", "flat int32", lambda: made([1], kept_ids=np.array([1, 7]))),
+    ("kept_offsets", "length 2", lambda: made([1], kept_offsets=np.array([0, 1, 2]))),
+    ("kept_sampled", "id 1. is not among", lambda: made([1], kept_ids=ids_of([2, 7]))),
+    ("kept_duplicate", "holds id 1 twice", lambda: made([1], kept_ids=ids_of([1, 1]))),
+    ("kept_vocabulary", "negative id -1", lambda: made([1], kept_ids=ids_of([1, -1]))),
+    ("kept_vocabulary", "kept_ids 1 has id 7", lambda: made([1]).check_vocabulary(7)),
+    ("routed_rows", "13 rows", lambda: made([1, 2], routed_experts=rows(14)[:13], routed_start=1)),
+    ("routed_shape", "must have shape", lambda: made([1], routed_experts=rows(12)[0])),
+    ("routed_padding", "holds -1", lambda: made([1], routed_experts=rows(12) - 1)),
+    ("routed_payload", "no base64", lambda: decode_sglang_experts("%%%", layers=2, top_k=2)),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"logprobs": np.zeros(2, np.float32)}, "logprob_count"),
-        ({"logprobs": np.array([-1, np.nan, -1], np.float32)}, "logprob_value"),
-        ({"logprobs": np.array([-1, -9999, -1], np.float32)}, "logprob_value"),  # vLLM: none recorded
-        ({"logprob_kind": "none"}, "logprob_kind"),
-        ({"stop_id": 98}, "stop_missing"),
-        ({"finish_reason": "length"}, "stop_reason"),
-        ({"stop_id": None, "finish_reason": "length", "stop_string": "x"}, "stop_reason"),
-        ({"stop_string": ""}, "stop_reason"),
-        ({"output_ids": np.array([5, -6, 99], np.int32)}, "vocabulary"),
-        ({"output_ids": np.array([5, 6, 99], np.int64)}, "array"),
-        ({"weight_version": -1}, "version"),
-        ({"completion_tokens": 4}, "counts"),  # vllm#27482, vllm#29074: a stream that loses ids
-        ({"prompt_tokens": 11}, "counts"),
-    ],
+    ("name", "why", "lie"), LIES, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_each_contradiction_has_a_code(change: dict[str, Any], name: str):
-    assert code(lambda: GenerationRecord(**(GOOD | change))) == name
+def test_every_lie_has_a_code(name: RecordCode, why: str, lie: Callable[[], object]):
+    with pytest.raises(RecordError, match=why) as caught:
+        lie()
+    assert caught.value.code == name
+
+
+def test_every_code_has_a_lie():
+    assert {name for name, _, _ in LIES} == set(get_args(RecordCode))
 
 
 def test_the_code_survives_a_copy():
@@ -135,14 +177,6 @@ def test_the_code_survives_a_copy():
 
 def test_the_engines_own_counts_are_compared():
     GenerationRecord(**GOOD, prompt_tokens=12, completion_tokens=3)
-
-
-def test_a_prompt_that_was_read_twice_or_with_a_second_bos_is_named():
-    twice = made([1, 99], prompt_ids=np.concatenate([PROMPT, PROMPT]))
-    assert code(lambda: twice.check_prompt(PROMPT)) == "prompt_doubled"
-    bos = made([1, 99], prompt_ids=np.concatenate([PROMPT[:1], PROMPT]))
-    assert code(lambda: bos.check_prompt(PROMPT)) == "prompt_doubled"
-    assert code(lambda: made([1, 99]).check_prompt(PROMPT[:-1])) == "prompt"
 
 
 @pytest.mark.parametrize("start", [0, 11])
@@ -222,6 +256,33 @@ def test_a_stop_that_is_not_there_is_refused():
     made([1, 2, 0], stop_id=0).check_stop({99}, lambda ids: "")
 
 
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("ACTION: ls\n<end>", {}),
+        ("ACTION: ls\n", {}),  # the stop token left out, or all control tokens
+        ("ACTION: ls\n", {"stop_id": 99}),
+        (" ACTION: ls\n\ufffd", {}),  # a blank that the decoder keeps, a character that is not complete
+    ],
+)
+def test_text_may_lack_what_engines_leave_out(text: str, change: dict[str, Any]):
+    made([1, 2, 3, 99], text=text, **change).check_text({99}, decode)
+
+
+@pytest.mark.parametrize("text", ["ACTION", "ACTION: ", "ACTION: ls\n"])
+def test_text_may_end_before_or_after_the_stop_string(text: str):
+    made([1, 2, 3], text=text, stop_string=": ").check_text((), decode)
+
+
+def test_ids_past_the_text_are_found_where_the_stop_string_was_not_passed_on():
+    """vllm#47616: the text ends before the stop string, the ids go on and end with a stop token."""
+    record = made([1, 2, 4, 5, 99], text="ACTION")
+    record.check_stop({99}, decode)
+    assert code(lambda: record.check_text({99}, decode)) == "text"
+    cut = made([1, 2, 4, 5, 99], text="ACTION", stop_string="OBS").cut_at_stop({99}, decode)
+    cut.check_text({99}, decode)
+
+
 IDENTITY: dict[str, Any] = {
     "rollout_id": "0" * 32,
     "group_id": "1" * 32,
@@ -252,6 +313,82 @@ def test_repairs_are_counted_and_survive_a_snapshot(compiled: Callable[..., Chat
     assert np.array_equal(sample.token_ids, np.concatenate([prompt, good.output_ids]))
 
 
+def test_a_stop_that_was_thrown_away_is_closed_with_mask_0(compiled: Callable[..., ChatTemplate]):
+    """No stop token is invented: what closes the turn is ours, and has no log-probability."""
+    conversation = Conversation(compiled("qwen2_5"))
+    conversation.advance(START)
+    made_whole = completion(conversation, "ok", logprob=-0.5)
+    assert made_whole.logprobs is not None
+    bad = GenerationRecord(
+        prompt_ids=made_whole.prompt_ids,
+        output_ids=made_whole.output_ids[:-1],
+        logprobs=made_whole.logprobs[:-1],
+        logprob_kind="raw",
+        finish_reason="stop",
+    )
+    assert code(lambda: conversation.record(bad)) == "stop_missing"
+    message = conversation.record(bad.as_cut_off())
+    conversation.advance([*START, message, {"role": "user", "content": "go on"}])
+    conversation.record(completion(conversation, "done", logprob=-0.5))
+    assert conversation.findings() == {"stop_not_sampled": 1}
+    (sample,) = conversation.samples(**IDENTITY)
+    first = sample.turns[0]
+    assert (first.finish_reason, first.end - first.start) == ("length", len(bad.output_ids))
+    assert sample.token_ids[first.end] == made_whole.stop_id
+    assert sample.loss_mask[first.end] == 0
+    sample.require_logprobs()
+    assert made_whole.as_cut_off() is made_whole
+
+
+def test_a_turn_with_impossible_logprobs_is_good_for_supervised_training(
+    compiled: Callable[..., ChatTemplate],
+):
+    conversation = Conversation(compiled("qwen2_5"))
+    conversation.advance(START)
+    whole = completion(conversation, "ok", logprob=-0.5)
+    fields = {name: getattr(whole, name) for name in whole.__struct_fields__}
+    fields["logprobs"] = np.full(len(whole.output_ids), -9999, np.float32)
+    assert code(lambda: GenerationRecord(**fields)) == "logprob_value"
+    conversation.record(GenerationRecord.without_logprobs(**fields))
+    assert conversation.findings() == {"logprobs_left_out": 1}
+    (sample,) = conversation.samples(**IDENTITY)
+    assert sample.trained_tokens == len(whole.output_ids)
+    with pytest.raises(MissingLogprobsError, match="have no log-probability"):
+        sample.require_logprobs()
+
+
+def test_a_lost_token_is_found_by_the_engines_own_text(compiled: Callable[..., ChatTemplate]):
+    """vllm#27482: a stream without the ids of its tool call; the engine gave no count."""
+    conversation = Conversation(compiled("qwen2_5"))
+    conversation.advance(START)
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    whole = completion(conversation, f"I look.{call}")
+    fields = {name: getattr(whole, name) for name in whole.__struct_fields__}
+    before = conversation.to_bytes()
+    for lost in (slice(2, -1), slice(3, 6), slice(-3, -1)):
+        ids = np.delete(whole.output_ids, np.arange(len(whole.output_ids))[lost])
+        bad = GenerationRecord(**(fields | {"output_ids": ids, "text": f"I look.{call}"}))
+        assert code(lambda bad=bad: conversation.record(bad)) == "text"
+    assert conversation.to_bytes() == before
+    conversation.record(GenerationRecord(**(fields | {"text": f"I look.{call}"})))
+
+
+def test_kept_ids_of_another_vocabulary_are_refused_and_nothing_is_appended(
+    compiled: Callable[..., ChatTemplate],
+):
+    conversation = Conversation(compiled("qwen2_5"))
+    conversation.advance(START)
+    whole = completion(conversation, "ok")
+    fields = {name: getattr(whole, name) for name in whole.__struct_fields__}
+    sets = np.repeat(whole.output_ids, 2)
+    sets[1::2] = 200_000
+    offsets = np.arange(0, len(sets) + 1, 2, dtype=np.int64)
+    bad = GenerationRecord(**(fields | {"kept_ids": sets, "kept_offsets": offsets}))
+    before = conversation.to_bytes()
+    assert code(lambda: conversation.record(bad)) == "kept_vocabulary"
+    assert conversation.to_bytes() == before
+
+
 def test_a_sampled_media_placeholder_is_kept_flagged_and_not_trained(compiled: Callable[..., ChatTemplate]):
     """verl#7038: Qwen's 151655 in sampled text; no image stands behind it, embedding code looks for one."""
     conversation = Conversation(compiled("qwen2_5"))
@@ -276,3 +413,78 @@ def test_a_sampled_media_placeholder_is_kept_flagged_and_not_trained(compiled: C
 
 def test_the_placeholders_to_ban_are_known(compiled: Callable[..., ChatTemplate]):
     assert media_ids(compiled("qwen2_5").tokenizer) == {151654, 151655, 151656}
+
+
+def test_a_prompt_that_was_tokenized_again_is_told_from_another_one(qwen3: HFTokenizer):
+    """sglang#26555, rllm#272: ids that were sampled, and the ids that a tokenizer gives to their text."""
+    sent, again = np.array([53122, 316], np.int32), np.array([393, 30002], np.int32)
+    assert qwen3.encode(qwen3.decode(sent.tolist())) == again.tolist()
+    record = made([1], prompt_ids=again)
+    assert code(lambda: record.check_prompt(sent, qwen3.decode)) == "prompt_retokenized"
+    assert code(lambda: record.check_prompt(sent + 1, qwen3.decode)) == "prompt"
+    assert code(lambda: record.check_prompt(sent)) == "prompt"
+
+
+# --- what real engines answered
+
+ANSWERS = Path(__file__).with_name("data") / "engines"
+
+
+def answer(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    recorded = json.loads((ANSWERS / f"{name}.json").read_text())
+    return recorded["request"]["body"], recorded["response"]
+
+
+def check(record: GenerationRecord, sent: Any, tokenizer: HFTokenizer) -> None:
+    record.check_prompt(sent, tokenizer.decode)
+    record.check_vocabulary(tokenizer.vocab_size)
+    record.check_stop({134159}, tokenizer.decode)
+    record.check_text(tokenizer.special_ids, tokenizer.decode)
+
+
+@pytest.mark.parametrize("name", ["sglang_stop_token", "sglang_length", "sglang_after_update"])
+def test_a_recorded_sglang_answer_passes(name: str, qwen3: HFTokenizer):
+    """SGLang 0.5.23, POST /generate. `weight_version` is text there; the engine adapter reads it."""
+    body, response = answer(name)
+    meta = response["meta_info"]
+    finish = meta["finish_reason"]
+    triples = meta["output_token_logprobs"]
+    record = GenerationRecord(
+        prompt_ids=np.array(body["input_ids"], np.int32),
+        output_ids=np.array(response["output_ids"], np.int32),
+        logprobs=np.array([triple[0] for triple in triples], np.float32),
+        finish_reason=finish["type"],
+        stop_id=finish.get("matched"),
+        weight_version=10 if meta["weight_version"] == "v10" else -2,
+        logprob_kind="raw",
+        temperature=body["sampling_params"]["temperature"],
+        prompt_tokens=meta["prompt_tokens"],
+        completion_tokens=meta["completion_tokens"],
+        text=response["text"],
+    )
+    assert [triple[1] for triple in triples] == record.output_ids.tolist()
+    check(record, np.array(body["input_ids"], np.int32), qwen3)
+    assert record.finish_reason == ("stop" if name == "sglang_stop_token" else "length")
+
+
+@pytest.mark.parametrize("name", ["vllm_stop", "vllm_length"])
+def test_a_recorded_vllm_answer_passes(name: str, qwen3: HFTokenizer):
+    """vLLM 0.32, POST /inference/v1/generate."""
+    body, response = answer(name)
+    (choice,) = response["choices"]
+    content = choice["logprobs"]["content"]
+    record = GenerationRecord(
+        prompt_ids=np.array(body["token_ids"], np.int32),
+        output_ids=np.array(choice["token_ids"], np.int32),
+        logprobs=np.array([entry["logprob"] for entry in content], np.float32),
+        finish_reason=choice["finish_reason"],
+        stop_id=choice["stop_reason"],
+        logprob_kind="raw",
+        temperature=body["sampling_params"]["temperature"],
+        prompt_tokens=response["usage"]["prompt_tokens"],
+        completion_tokens=response["usage"]["completion_tokens"],
+    )
+    assert [entry["token_id"] for entry in content] == record.output_ids.tolist()
+    check(record, np.array(body["token_ids"], np.int32), qwen3)
+    assert choice["routed_experts"] is None
+    assert choice["sampling_mask"] is None

@@ -292,7 +292,7 @@ def test_ids_above_a_gap_are_in_the_vocabulary():
 # --- deltas
 
 
-def test_a_turn_with_calls_that_a_user_answers_is_no_program(many: HFTokenizer):
+def test_a_turn_with_calls_that_a_user_answers_ends_as_it_is_printed(many: HFTokenizer):
     """gpt-oss ends a turn with calls in `<|call|>`, another one in `<|end|>`."""
     template = ChatTemplate.compile(many, trl_template("gptoss"), tools=[BASH_TOOL])
     call = {"id": "call_0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}

@@ -59,3 +59,27 @@ def test_a_ratio_needs_logprobs():
         build(source="replayed").require_logprobs()
     with pytest.raises(MissingLogprobsError, match="1 of 2"):
         build(logprobs=np.array([np.nan, np.nan, np.nan, -1], np.float32)).require_logprobs()
+
+
+@pytest.mark.parametrize("kind", ["raw", "processed"])
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}])
+def test_truncated_sampling_needs_its_kept_sets(kind: Any, cut: dict[str, Any]):
+    """trl#6789: the ids were drawn from the kept ids, whatever the log-probabilities are over."""
+    turns = (Turn(start=2, end=4, finish_reason="stop", logprob_kind=kind, **cut),)
+    sample = build(turns=turns)
+    with pytest.raises(MissingLogprobsError, match="2 of its trained tokens come without the ids"):
+        sample.require_logprobs()
+    half: dict[str, Any] = {
+        "turns": turns,
+        "kept_ids": np.array([3, 7], np.int32),
+        "kept_offsets": np.array([0, 0, 0, 2, 2]),
+    }
+    with pytest.raises(MissingLogprobsError, match="1 of its trained tokens come without the ids"):
+        build(**half).require_logprobs()
+    build(**half, loss_mask=np.array([0, 0, 1, 0], np.uint8)).require_logprobs()
+    both = half | {"kept_ids": np.array([3, 7, 4], np.int32), "kept_offsets": np.array([0, 0, 0, 2, 3])}
+    build(**both).require_logprobs()
+    kept = build(**both).kept
+    assert kept is not None
+    assert kept.part(2, 4).ids.tolist() == [3, 7, 4]
+    assert sample.kept is None

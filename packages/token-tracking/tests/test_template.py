@@ -101,7 +101,7 @@ def test_qwen3_program(compiled: Compile):
     learnt = compiled("qwen3").describe()
     assert learnt["delta"] == "program"
     joints = {pair: joint["text"] for pair, joint in learnt["joints"].items()}
-    assert joints["assistant -> tool"] == "<|im_end|>\n<|im_start|>user\n<tool_response>\n"
+    assert joints["calls -> tool"] == "<|im_end|>\n<|im_start|>user\n<tool_response>\n"
     assert joints["tool -> tool"] == "\n</tool_response>\n<tool_response>\n"
     assert joints["tool -> generate"] == "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert learnt["joints"]["assistant -> user"]["ids"] == [151645, 198, 151644]
@@ -129,7 +129,7 @@ def test_templates_that_keep_history_are_proven_stable(name: str, compiled: Comp
     program = compiled(name).program
     assert program is not None
     assert program.stable == {"user", "tool"}
-    assert program.trials == 48
+    assert program.trials >= 100
 
 
 def test_glm_stops_with_the_next_header(compiled: Compile):

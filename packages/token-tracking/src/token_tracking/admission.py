@@ -24,11 +24,12 @@ def admit(record: GenerationRecord, branch: Branch, sent: npt.NDArray[np.int32])
     Raises:
         RecordError: see `Conversation.record`.
     """
-    template = branch.template
-    record.check_prompt(sent)
-    record.check_vocabulary(template.tokenizer.vocab_size)
+    template, tokenizer = branch.template, branch.template.tokenizer
+    record.check_prompt(sent, tokenizer.decode)
+    record.check_vocabulary(tokenizer.vocab_size)
     record = record.ended_by(template.stop_ids)
-    record.check_stop(template.stop_ids, template.tokenizer.decode)
+    record.check_stop(template.stop_ids, tokenizer.decode)
+    record.check_text(tokenizer.special_ids, tokenizer.decode)
     if not len(record.output_ids) and record.finish_reason != "abort" and not branch.open_turn:
         why = "the prompt fills the context, or max_new_tokens is 0"
         raise RecordError(

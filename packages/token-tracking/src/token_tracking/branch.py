@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from token_tracking.causes import Cause, CrossStop
 from token_tracking.control import ControlTokens
 from token_tracking.delta import Delta
 from token_tracking.errors import ConversationError, TemplateError
 from token_tracking.experts import ExpertRows
 from token_tracking.ledger import TokenLedger
-from token_tracking.media import sampled_media
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import FinishReason, LogprobKind
 from token_tracking.template import ChatTemplate
@@ -87,12 +87,21 @@ class Branch:
     """Messages and the tokens held for them. Only its last turn and what follows can still change."""
 
     def __init__(
-        self, template: ChatTemplate, control: ControlTokens, *, why: str, parent: int | None = None
+        self,
+        template: ChatTemplate,
+        control: ControlTokens,
+        *,
+        why: str = "start",
+        cause: Cause = "start",
+        parent: int | None = None,
+        cross_stop: CrossStop = "keep",
     ):
         self.template = template
         self.control = control
         self.why = why
+        self.cause: Cause = cause
         self.parent = parent
+        self.cross_stop: CrossStop = cross_stop
         self.inherited = 0
         self.messages: list[dict[str, Any]] = []
         self.turns: list[HeldTurn] = []
@@ -134,13 +143,13 @@ class Branch:
 
     def _first_print(self, index: int) -> str | None:
         """What the template printed for a turn's message while it was the last; None if it refuses."""
-        turn, end_text = self.turns[index], self.template.facts.end_text
+        turn = self.turns[index]
         try:
             shown = self.messages[: turn.message_index + 1]
             text = self.template.render_marked(shown, self.control, generate=False)
         except TemplateError:
             return None
-        at = text.rfind(turn.frame)
+        at, end_text = text.rfind(turn.frame), self.template.facts.end_of(shown[-1])
         if at < 0 or end_text is None:
             return None
         return self.control.unmark(text[at + len(turn.frame) :].removesuffix(end_text))
@@ -186,6 +195,8 @@ class Branch:
             text = text[aligned.end :]
             return Delta(text, self.control.encode_array(text)), "render"
         split = self.turns[-1].message_index + 1
+        if self.control.policy == "error":
+            self.control.mark_messages(self.messages[split:], split)  # a delta does not know their indices
         found = self.template.program_delta(self.messages[split - 1], self.messages[split:], self.control)
         if found is None:
             found = self.template.delta(self.messages[:split], self.messages[split:], self.control)
@@ -202,7 +213,7 @@ class Branch:
         stop = turn.last.stop_id
         if stop is None:
             repair = self._repair(turn)
-            self.ledger.append_repair([*self.control.tokenizer.encode_plain(repair), *ids[:1]])
+            self.ledger.append_repair([*self.control.tokenizer.encode(repair), *ids[:1]])
             ids = ids[1:]
             self.turns[-1] = msgspec.structs.replace(turn, repair=repair)
         elif len(ids) and ids[0] == stop:
@@ -237,7 +248,7 @@ class Branch:
             top_k=record.top_k,
             min_p=record.min_p,
             routed=record.routed_experts is not None,
-            media=sampled_media(self.template.tokenizer, record.output_ids),
+            media=self.template.media.among(record.output_ids),
             repairs=record.repairs,
         )
         if self.prompt is None:

@@ -15,30 +15,10 @@ import msgspec
 
 from token_tracking import strict_json
 from token_tracking.argument_types import ArgumentTypes, decode
+from token_tracking.literal_form import LiteralForm
+from token_tracking.read_call import MalformedCallError, ReadCall
 
 _CALL_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
-
-
-class ReadCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader found."""
-
-    name: str
-    arguments: str
-    """JSON text of an object; all text of the call if it could not be read."""
-    id: str | None = None
-    """None: the form prints no ids."""
-    error: str | None = None
-    whole: bool = True
-    """The text is in the form, from its first word to its last, whatever is wrong with a value."""
-
-
-class MalformedCallError(ValueError):
-    """The text is not a call in the form."""
-
-    def __init__(self, why: str, *, name: str = "", arguments: str | None = None):
-        super().__init__(why)
-        self.name = name
-        self.arguments = arguments
 
 
 class JsonForm(msgspec.Struct, frozen=True, kw_only=True, tag="json"):
@@ -108,6 +88,26 @@ class NamedForm(msgspec.Struct, frozen=True, kw_only=True, tag="named"):
         return ReadCall(name=name, arguments=text[begin:end], id=written if self.name_is_id else None)
 
 
+class ArgumentsForm(msgspec.Struct, frozen=True, kw_only=True, tag="arguments"):
+    """A JSON object of the arguments alone; the name stands in the header of the message (gpt-oss)."""
+
+    def read(self, text: str, types: ArgumentTypes) -> ReadCall:
+        """Read a call without its name; the arguments' text is kept as it stands.
+
+        Raises:
+            MalformedCallError: it is not a JSON object.
+        """
+        begin = strict_json.blank(text, 0)
+        try:
+            value, end = strict_json.read_at(text, begin)
+        except ValueError as error:
+            raise MalformedCallError(f"the arguments are not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise MalformedCallError("the tool call's arguments are not an object")
+        _expect_end("", text, end, "")
+        return ReadCall(name="", arguments=text[begin:end])
+
+
 class ElementForm(msgspec.Struct, frozen=True, kw_only=True, tag="elements"):
     """The tool's name, then one element per argument (Qwen3-Coder, GLM-4.5); text stands without quotes."""
 
@@ -170,7 +170,7 @@ class ElementForm(msgspec.Struct, frozen=True, kw_only=True, tag="elements"):
         return values, at
 
 
-CallForm = JsonForm | NamedForm | ElementForm
+CallForm = JsonForm | NamedForm | ArgumentsForm | ElementForm | LiteralForm
 
 
 def read(form: CallForm, text: str, types: ArgumentTypes) -> ReadCall:

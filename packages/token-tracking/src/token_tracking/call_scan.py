@@ -6,58 +6,16 @@ import msgspec
 
 from token_tracking import call_forms
 from token_tracking.argument_types import ArgumentTypes
-from token_tracking.call_forms import CallForm, JsonForm, ReadCall
+from token_tracking.markers import Markers
+from token_tracking.pieces import Pieces
+from token_tracking.read_call import ReadCall
 from token_tracking.tokenizer import Tokenizer
-
-Span = tuple[int, int]
-"""Start and end of a piece in the completion's ids, its markers included."""
+from token_tracking.tool_call import NOT_CLOSED, Span, ToolCall
 
 MAX_ENDS = 4
 """Closing markers that are tried as the end of one call (its arguments may hold some as text)."""
 MAX_ENCLOSING = 16
 """Calls of a completion that are tried as holding further calls as text in their arguments."""
-
-_NOT_CLOSED = "the tool call was not closed"
-
-
-class Markers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template writes around reasoning and tool calls, as ids of added tokens."""
-
-    reasoning_open: int | None = None
-    """None: the template prints no reasoning, or not between single tokens."""
-    reasoning_close: int | None = None
-    reasoning_closing_text: str = ""
-    """From the end of the reasoning to the start of the content, blanks included."""
-    prefilled: bool = False
-    """The generation prompt ends inside the reasoning: a completion starts there."""
-    call_open: int | None = None
-    """None: the template prints no tool calls that this package can read."""
-    call_close: int | None = None
-    section_open: int | None = None
-    """Stands before the first call. None: nothing does."""
-    section_close: int | None = None
-    """Stands after the last call."""
-    before_calls: str = "\n"
-    """Between the content and the first marker of the calls."""
-    form: CallForm = JsonForm()
-    """What stands between the markers of a call."""
-
-
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool call as the model wrote it."""
-
-    id: str
-    """Verbatim where the template prints ids; else `call_0`, `call_1`, … by position, so that a completion
-    always parses to the same ids."""
-    name: str
-    """Empty if it could not be read."""
-    arguments: str
-    """JSON text of the arguments: verbatim in JSON forms, else made of the values, numbers as written. All
-    text of the call if it could not be read."""
-    error: str | None = None
-    """What is wrong with the call. None: name and arguments are well-formed and fit the tool's schema as far
-    as it decides how they are read."""
-    span: Span = (0, 0)
 
 
 class CallScanner:
@@ -68,8 +26,8 @@ class CallScanner:
         self._tokenizer = tokenizer
         self._types = types
 
-    def scan(self, ids: list[int], first: int, section: int) -> tuple[list[ToolCall], str | None]:
-        """The calls from the opening at `first` on, and what is wrong with the text around them."""
+    def scan(self, ids: list[int], first: int, section: int) -> tuple[list[ToolCall], int, str | None]:
+        """The calls from the opening at `first` on, where the last ends, and what is wrong between them."""
         m = self.markers
         calls: list[ToolCall] = []
         stray: str | None = None
@@ -88,14 +46,9 @@ class CallScanner:
             if read is None:
                 opened, at = (end if end < len(ids) else -1), end
                 continue
-            calls.append(_tool_call(read, len(calls), (opened, end)))
+            calls += self._calls(ids, read, len(calls), (opened, end))
             at, opened = end, find(ids, m.call_open, end)
-        after = ids[at:]
-        if m.section_close is not None and m.section_close in after:
-            after.remove(m.section_close)
-        if self._tokenizer.decode(after).strip():
-            stray = stray or "text after the tool calls"
-        return calls, stray
+        return calls, at, stray
 
     def _read_to_close(
         self, ids: list[int], opened: int, calls: list[ToolCall]
@@ -122,8 +75,8 @@ class CallScanner:
                 return end, read
         start = opened
         for end in inner:
-            read = msgspec.structs.replace(self._read(ids, start, end), error=_NOT_CLOSED)
-            calls.append(_tool_call(read, len(calls), (start, end)))
+            found = self._calls(ids, self._read(ids, start, end), len(calls), (start, end))
+            calls += [*found[:-1], msgspec.structs.replace(found[-1], error=NOT_CLOSED)]
             start = end
         return inner[-1], None
 
@@ -140,8 +93,19 @@ class CallScanner:
             self.markers.form, self._tokenizer.decode(ids[opened + 1 : close]), self._types
         )
 
+    def _calls(self, ids: list[int], read: ReadCall, index: int, span: Span) -> list[ToolCall]:
+        """One call, or those of a list."""
+        if not read.others:
+            return [tool_call(read, index, span)]
+        reads = (read, *read.others)
+        pieces = Pieces(self._tokenizer, ids[span[0] + 1 : span[1]])
+        inner = (span[0] + 1 + pieces.id_at(one.end) for one in reads[:-1])
+        ends = [span[0], *inner, span[1]]
+        return [tool_call(one, index + at, (ends[at], ends[at + 1])) for at, one in enumerate(reads)]
 
-def _tool_call(read: ReadCall, index: int, span: Span) -> ToolCall:
+
+def tool_call(read: ReadCall, index: int, span: Span) -> ToolCall:
+    """A call as it was read, the `index`-th of its turn."""
     return ToolCall(
         id=read.id or f"call_{index}", name=read.name, arguments=read.arguments, error=read.error, span=span
     )

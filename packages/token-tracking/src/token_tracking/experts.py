@@ -8,11 +8,9 @@ each row has a position, and a later answer replaces what it covers.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,15 +22,83 @@ Rows = npt.NDArray[np.integer[Any]]
 DTYPES = ("uint8", "int16", "uint16", "int32")
 
 
+class DeferredRows(msgspec.Struct, frozen=True, eq=False):
+    """Rows that stay out of memory (in a file, in the engine's payload) until a sample is made of them.
+
+    Shape and dtype are checked when an answer is recorded, the values when they are read; a conversation
+    reads them for `samples`, `findings` and a snapshot, and keeps none. The routing of 128k tokens over 60
+    layers with 8 experts is 61 MB.
+
+    Example: `DeferredRows((n, layers, top_k), "uint8", lambda: decode_vllm_experts(payload, experts=128))`.
+    """
+
+    shape: tuple[int, int, int]
+    """Rows, layers, top_k."""
+    dtype: str
+    """`uint8`, `int16`, `uint16` or `int32`."""
+    load: Callable[[], Rows]
+    """Gives the rows, the same ones each time; what it raises goes to the caller of `samples`."""
+
+    @classmethod
+    def from_npy(cls, path: Path) -> DeferredRows:
+        """Rows of a `.npy` file, mapped and not read; the file must stay as long as the conversation.
+
+        Raises:
+            RecordError: the file holds no routed experts.
+            OSError: it cannot be read.
+        """
+
+        def load() -> Rows:
+            try:
+                return np.load(path, mmap_mode="r", allow_pickle=False)
+            except ValueError as error:
+                raise RecordError(f"{path} is no .npy file: {error}", code="routed_payload") from error
+
+        rows = load()
+        _check_form(rows.shape, rows.dtype.name)
+        return cls((rows.shape[0], rows.shape[1], rows.shape[2]), rows.dtype.name, load)
+
+    def head(self, count: int) -> DeferredRows:
+        """The first `count` rows."""
+        return DeferredRows(
+            (min(count, self.shape[0]), *self.shape[1:]), self.dtype, lambda: self.load()[:count]
+        )
+
+    def read(self) -> Rows:
+        """The rows.
+
+        Raises:
+            RecordError: they are of another shape or dtype than was said (`routed_shape`), or hold negative
+                ids (`routed_padding`).
+        """
+        rows = self.load()
+        if rows.shape != self.shape or rows.dtype.name != self.dtype:
+            raise RecordError(
+                f"routed experts of {self.dtype} {self.shape} were recorded, {rows.dtype} {rows.shape} were "
+                "read",
+                code="routed_shape",
+            )
+        _check_values(rows)
+        return rows
+
+
 class ExpertPiece(msgspec.Struct, frozen=True, eq=False):
     """Rows of one answer."""
 
     start: int
     """Position of the first row."""
-    rows: Rows
+    rows: Rows | DeferredRows
     """`[m, layers, top_k]`; shared by the branches that hold it."""
     length: int
     """How many of them are held; a branch that shares fewer tokens holds fewer."""
+
+    def read(self) -> Rows:
+        """All rows of the answer.
+
+        Raises:
+            RecordError: see `DeferredRows.read`.
+        """
+        return self.rows.read() if isinstance(self.rows, DeferredRows) else self.rows
 
 
 class ExpertRows:
@@ -46,7 +112,7 @@ class ExpertRows:
         """What is held, by rising position."""
         return tuple(self._pieces)
 
-    def check_shape(self, rows: Rows) -> None:
+    def check_shape(self, rows: Rows | DeferredRows) -> None:
         """Compare an answer's layers and top_k with what is held.
 
         Raises:
@@ -60,7 +126,7 @@ class ExpertRows:
                 code="routed_shape",
             )
 
-    def join(self, start: int, rows: Rows) -> None:
+    def join(self, start: int, rows: Rows | DeferredRows) -> None:
         """Take an answer's rows from position `start` on; they replace what is held from there on.
 
         A full-sequence answer (`start` 0) replaces everything, a delta appends and refreshes the rows that
@@ -72,7 +138,7 @@ class ExpertRows:
         self.check_shape(rows)
         while self._pieces and self._pieces[-1].start >= start:
             self._pieces.pop()
-        self._pieces.append(ExpertPiece(start, rows, len(rows)))
+        self._pieces.append(ExpertPiece(start, rows, rows.shape[0]))
 
     def cut(self, tokens: int) -> ExpertRows:
         """The rows of the first `tokens` tokens, shared with this one."""
@@ -96,59 +162,89 @@ class ExpertRows:
     def gap(self, count: int) -> tuple[int, int] | None:
         """The first rows below `count` that no answer brought, start and end; None: all are held."""
         at = 0
-        for start, rows in self._spans(count):
-            if start > at:
-                return at, start
-            at = start + len(rows)
+        for piece, rows in self._spans(count):
+            if piece.start > at:
+                return at, piece.start
+            at = piece.start + rows
         return None if at >= count else (at, count)
+
+    def chunks(self, count: int) -> Iterator[Rows]:
+        """The first `count` rows without a copy, answer by answer; deferred ones are read one at a time.
+
+        Raises:
+            RecordError: see `DeferredRows.read`.
+        """
+        for piece, rows in self._spans(count):
+            yield piece.read()[:rows]
 
     def joined(self, count: int) -> Rows:
         """The first `count` rows, `[count, layers, top_k]`, in the widest dtype that an answer came in.
 
         Raises:
             ValueError: a row is missing (see `gap`), or none was ever recorded.
+            RecordError: see `DeferredRows.read`.
         """
         missing = self.gap(count)
         if missing is not None or not self._pieces:
             raise ValueError(f"no routed experts for rows {missing}")
-        parts = [rows for _, rows in self._spans(count)]
-        return np.concatenate(parts) if parts else self._pieces[0].rows[:0]
+        held = [np.dtype(piece.rows.dtype) for piece, _ in self._spans(count)]
+        dtype = np.result_type(*held) if held else np.dtype(self._pieces[0].rows.dtype)
+        joined: Rows = np.empty((count, *self._pieces[0].rows.shape[1:]), dtype)
+        at = 0
+        for rows in self.chunks(count):
+            joined[at : at + len(rows)] = rows
+            at += len(rows)
+        return joined
 
-    def _spans(self, count: int) -> Iterator[tuple[int, Rows]]:
-        """What counts of each piece: up to the next one's first row."""
+    def _spans(self, count: int) -> Iterator[tuple[ExpertPiece, int]]:
+        """Each piece, and how many of its rows count: up to the next one's first row."""
         for index, piece in enumerate(self._pieces):
             last = index + 1 == len(self._pieces)
             end = count if last else min(count, self._pieces[index + 1].start)
             end = min(end, piece.start + piece.length)
             if piece.start < end:
-                yield piece.start, piece.rows[: end - piece.start]
+                yield piece, end - piece.start
 
 
-def check_rows(rows: Rows, start: int, seen: int) -> None:
+def check_rows(rows: Rows | DeferredRows, start: int, seen: int) -> None:
     """Check the rows of one answer, from position `start` on, of an engine that saw `seen` tokens.
 
     Raises:
         RecordError: no three dimensions or another dtype (`routed_shape`), a wrong number of rows
-            (`routed_rows`), or negative ids (`routed_padding`).
+            (`routed_rows`), or negative ids (`routed_padding`; of deferred rows when they are read).
     """
-    if rows.ndim != 3 or rows.dtype.name not in DTYPES:
+    _check_form(rows.shape, rows.dtype if isinstance(rows, DeferredRows) else rows.dtype.name)
+    if start < 0 or rows.shape[0] != max(seen - 1 - start, 0):
         raise RecordError(
-            f"routed_experts must have shape [rows, layers, top_k] and dtype {', '.join(DTYPES)}, got "
-            f"{rows.dtype} {rows.shape}",
-            code="routed_shape",
-        )
-    if start < 0 or len(rows) != max(seen - 1 - start, 0):
-        raise RecordError(
-            f"{len(rows)} rows of routed experts from token {start} on, the engine saw {seen} tokens: need "
-            f"{seen} - 1 - {start} rows (the last token was not read yet)",
+            f"{rows.shape[0]} rows of routed experts from token {start} on, the engine saw {seen} tokens: "
+            f"need {seen} - 1 - {start} rows (the last token was not read yet)",
             code="routed_rows",
         )
-    if rows.size and int(rows.min()) < 0:
+    if not isinstance(rows, DeferredRows):
+        _check_values(rows)
+
+
+def _check_form(shape: tuple[int, ...], dtype: str) -> None:
+    if len(shape) != 3 or dtype not in DTYPES:
+        raise RecordError(
+            f"routed_experts must have shape [rows, layers, top_k] and dtype {', '.join(DTYPES)}, got "
+            f"{dtype} {shape}",
+            code="routed_shape",
+        )
+
+
+def _check_values(rows: Rows) -> None:
+    if rows.size and rows.dtype.kind == "i" and int(rows.min()) < 0:
         at = int(np.flatnonzero(np.any(rows < 0, axis=(1, 2)))[0])
         raise RecordError(
             f"row {at} of the routed experts holds {int(rows.min())}: it was padded, not routed",
             code="routed_padding",
         )
+
+
+def head(rows: Rows | DeferredRows, count: int) -> Rows | DeferredRows:
+    """The first `count` rows."""
+    return rows.head(count) if isinstance(rows, DeferredRows) else rows[:count]
 
 
 def padding_rows(rows: Rows) -> npt.NDArray[np.intp]:
@@ -168,82 +264,3 @@ def repeated_rows(rows: Rows) -> npt.NDArray[np.intp]:
     Equal neighbours happen (a small model, a run of one token), so this is a finding, not an error.
     """
     return 1 + np.flatnonzero(np.all(rows[1:] == rows[:-1], axis=(1, 2)))
-
-
-def decode_sglang_experts(payload: str, *, layers: int, top_k: int, experts: int | None = None) -> Rows:
-    """Read `meta_info.routed_experts` of SGLang: base64 of raw little-endian int32 without a header.
-
-    Args:
-        payload: the text of the answer.
-        layers: layers of the model, dense ones among them.
-        top_k: experts per token.
-        experts: experts per layer. Given, ids are checked and the smallest dtype that holds them is
-            returned. None: int32.
-
-    Returns:
-        `[rows, layers, top_k]`.
-
-    Raises:
-        RecordError: no base64, a length that is no whole number of rows, or an id outside `0..experts - 1`.
-    """
-    raw = _from_base64(payload)
-    row = 4 * layers * top_k
-    if row <= 0 or len(raw) % row:
-        raise RecordError(
-            f"routed experts of {len(raw)} bytes are no whole number of rows of {layers} layers x top_k "
-            f"{top_k} int32 ({row} bytes): check layers and top_k of the model",
-            code="routed_rows",
-        )
-    values = np.frombuffer(raw, "<i4").astype(np.int32, copy=False).reshape(-1, layers, top_k)
-    return _narrowed(values, experts)
-
-
-def decode_vllm_experts(payload: str, *, experts: int | None = None) -> Rows:
-    """Read `routed_experts` of a vLLM choice: base64 of a `.npy` file; a pickled array is refused.
-
-    Args:
-        payload: the text of the answer.
-        experts: see `decode_sglang_experts`. None: the array's own dtype.
-
-    Returns:
-        `[rows, layers, top_k]`.
-
-    Raises:
-        RecordError: no base64, no `.npy` of integers in three dimensions, bytes after it, or an id outside
-            `0..experts - 1`.
-    """
-    file = io.BytesIO(_from_base64(payload))
-    try:
-        loaded: object = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise RecordError(f"routed experts are no .npy array: {error}", code="routed_payload") from error
-    if not isinstance(loaded, np.ndarray) or file.read(1):
-        raise RecordError("routed experts are not one .npy array and nothing else", code="routed_payload")
-    values = cast("npt.NDArray[Any]", loaded)
-    if values.ndim != 3 or values.dtype.newbyteorder("=").name not in DTYPES:
-        raise RecordError(
-            f"routed experts of dtype {values.dtype} and shape {values.shape}: need {', '.join(DTYPES)} of "
-            "shape [rows, layers, top_k]",
-            code="routed_payload",
-        )
-    return _narrowed(np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False)), experts)
-
-
-def _from_base64(payload: str) -> bytes:
-    try:
-        return base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RecordError(f"routed experts are no base64: {error}", code="routed_payload") from error
-
-
-def _narrowed(values: Rows, experts: int | None) -> Rows:
-    if experts is None or not values.size:
-        return values
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= experts:
-        bad = low if low < 0 else high
-        at = int(np.argwhere(values == bad)[0][0])
-        code = "routed_padding" if low < 0 else "routed_payload"
-        raise RecordError(f"routed expert {bad} in row {at}: need 0..{experts - 1}", code=code)
-    narrow = np.uint8 if experts <= 256 else np.int16 if experts <= 2**15 else np.int32
-    return values.astype(narrow, copy=False)

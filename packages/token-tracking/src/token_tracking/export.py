@@ -33,7 +33,7 @@ def samples(
     made: list[Sample] = []
     for part, branch in enumerate(trained):
         notes: dict[str, Scalar] = {}
-        experts = RoutedExperts(branch, wanted)
+        experts = RoutedExperts(branch, wanted, join=True)
         if experts.why is not None:
             notes["routed_experts_missing"] = experts.why
         shared = dict(common)

@@ -262,11 +262,7 @@ def _named_tokens(config: Path) -> dict[str, str]:
     }
 
 
-def from_transformers(source: str, *, cache_dir: Path | None = None) -> HFTokenizer:
-    """Load through `transformers.AutoTokenizer`; a slow tokenizer without a `tokenizers` form is refused.
-
-    `cache_dir` is as in `from_file`.
-    """
+def _load_auto(source: str):
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -275,9 +271,17 @@ def from_transformers(source: str, *, cache_dir: Path | None = None) -> HFTokeni
             "pip install 'token-tracking[hf]'"
         ) from error
     try:
-        loaded = AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise TokenizerError(f"transformers cannot load a tokenizer from {source!r}: {error}") from error
+
+
+def from_transformers(source: str, *, cache_dir: Path | None = None) -> HFTokenizer:
+    """Load through `transformers.AutoTokenizer`; a slow tokenizer without a `tokenizers` form is refused.
+
+    `cache_dir` is as in `from_file`.
+    """
+    loaded = _load_auto(source)
     backend = loaded.backend_tokenizer if loaded.is_fast else None
     if backend is None:
         raise TokenizerError(f"{source!r} has no `tokenizers` form (tokenizer.json): convert it first")
@@ -292,3 +296,12 @@ def from_transformers(source: str, *, cache_dir: Path | None = None) -> HFTokeni
     if cache_dir is not None:
         tokenizer.accelerate(text, cache_dir=cache_dir)
     return tokenizer
+
+
+def hub_template(source: str) -> object:
+    """The chat template of a tokenizer on the hub: text, named texts, or None.
+
+    Raises:
+        TokenizerError: `transformers` is not installed, or there is no such tokenizer.
+    """
+    return _load_auto(source).chat_template

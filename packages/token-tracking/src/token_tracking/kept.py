@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from token_tracking.errors import RecordCode
+
 TOP_K_ALL = 1 << 30
 """SGLang writes "no top_k" as this number where it does not write -1."""
+
+Logits = npt.NDArray[np.floating[Any]]
 
 
 class KeptSets(NamedTuple):
@@ -17,7 +21,7 @@ class KeptSets(NamedTuple):
 
     Token i was chosen among `ids[offsets[i]:offsets[i + 1]]`, and its `processed` log-probability is
     normalised over them alone. A trainer that normalises over the whole vocabulary gets another number
-    (trl#6789), so the sets travel with the tokens.
+    (trl#6789), so the sets travel with the tokens; `logprobs` gives the trainer's number over them.
     """
 
     ids: npt.NDArray[np.int32]
@@ -36,6 +40,67 @@ class KeptSets(NamedTuple):
         low, high = int(self.offsets[start]), int(self.offsets[end])
         return KeptSets(self.ids[low:high], self.offsets[start : end + 1] - low)
 
+    def log_mass(self, logprobs: Logits) -> npt.NDArray[np.float64]:
+        """Logarithm of the probability that a model gives to each token's kept set.
+
+        Args:
+            logprobs: log-probabilities over the whole vocabulary, `[n, vocabulary]`, at the temperature that
+                the token was sampled at. Logits do as well: their log-sum over the kept ids is returned.
+
+        Returns:
+            `[n]`. 0 where the set is empty: the token was not truncated.
+
+        Raises:
+            ValueError: the shape does not fit the sets.
+        """
+        counts = self._counts(logprobs)
+        mass = np.zeros(len(counts), np.float64)
+        cut = np.flatnonzero(counts)
+        if not cut.size:
+            return mass
+        values = logprobs[np.repeat(np.arange(len(counts)), counts), self.ids].astype(np.float64)
+        starts = self.offsets[cut]
+        highest = np.maximum.reduceat(values, starts)
+        total = np.add.reduceat(np.exp(values - np.repeat(highest, counts[cut])), starts)
+        mass[cut] = highest + np.log(total)
+        return mass
+
+    def logprobs(self, logprobs: Logits, chosen: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        """Log-probability of each token over its kept set: what a trainer compares with `processed` ones.
+
+        With the weights that sampled the token the ratio is then 1 (trl#6789). A training framework does the
+        same on its own tensors: gather at `chosen`, minus the log-sum-exp of what is gathered at `ids`.
+
+        Args:
+            logprobs: see `log_mass`; of a token without a set (not truncated), log-probabilities.
+            chosen: the sampled ids, `[n]`.
+
+        Returns:
+            `[n]`.
+
+        Raises:
+            ValueError: the shapes do not fit.
+        """
+        mass = self.log_mass(logprobs)
+        if chosen.shape != mass.shape:
+            raise ValueError(f"{chosen.size} ids for {len(mass)} kept sets")
+        return logprobs[np.arange(len(chosen)), chosen].astype(np.float64) - mass
+
+    def _counts(self, logprobs: Logits) -> npt.NDArray[np.int64]:
+        counts = np.diff(self.offsets)
+        if logprobs.ndim != 2 or len(logprobs) != len(counts):
+            raise ValueError(f"log-probabilities of shape {logprobs.shape}: need [{len(counts)}, vocabulary]")
+        if len(self.ids) and int(self.ids.max()) >= logprobs.shape[1]:
+            raise ValueError(f"kept id {int(self.ids.max())}, the vocabulary has {logprobs.shape[1]} ids")
+        return counts
+
+
+class KeptFault(NamedTuple):
+    """Why kept sets cannot be the ones that some ids were sampled from."""
+
+    code: RecordCode
+    why: str
+
 
 def truncated(top_p: float | None, top_k: int | None, min_p: float | None) -> bool:
     """Whether sampling parameters cut the vocabulary; None: not known, counted as off."""
@@ -46,28 +111,60 @@ def truncated(top_p: float | None, top_k: int | None, min_p: float | None) -> bo
     )
 
 
-def fault(kept: KeptSets, chosen: npt.NDArray[np.int32]) -> str | None:
+def fault(kept: KeptSets, chosen: npt.NDArray[np.int32]) -> KeptFault | None:
     """Why `kept` cannot be the sets that `chosen` (int32 `[n]`) were sampled from; None: it can."""
+    return _shape_fault(kept, len(chosen)) or _set_fault(kept, chosen)
+
+
+def _shape_fault(kept: KeptSets, count: int) -> KeptFault | None:
     ids, offsets = kept
     if ids.dtype != np.int32 or ids.ndim != 1:
-        return f"kept_ids must be a flat int32 array, got {ids.dtype} {ids.shape}"
-    if offsets.dtype != np.int64 or offsets.shape != (len(chosen) + 1,):
-        return f"kept_offsets must be int64 of length {len(chosen) + 1}, got {offsets.dtype} {offsets.shape}"
-    counts = np.diff(offsets)
-    if int(offsets[0]) != 0 or int(offsets[-1]) != len(ids) or bool(np.any(counts < 0)):
-        return f"kept_offsets must rise from 0 to {len(ids)}, the number of kept_ids"
+        return KeptFault("kept_set", f"kept_ids must be a flat int32 array, got {ids.dtype} {ids.shape}")
+    if offsets.dtype != np.int64 or offsets.shape != (count + 1,):
+        why = f"kept_offsets must be int64 of length {count + 1}, got {offsets.dtype} {offsets.shape}"
+        return KeptFault("kept_offsets", why)
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(ids) or bool((offsets[1:] < offsets[:-1]).any()):
+        why = f"kept_offsets must rise from 0 to {len(ids)}, the number of kept_ids"
+        return KeptFault("kept_offsets", why)
+    return None
+
+
+def _set_fault(kept: KeptSets, chosen: npt.NDArray[np.int32]) -> KeptFault | None:
+    ids, counts = kept.ids, np.diff(kept.offsets)
     if len(ids) and int(ids.min()) < 0:
-        return f"kept_ids holds the negative id {int(ids.min())}: padding was not cut off"
+        why = f"kept_ids holds the negative id {int(ids.min())}: padding was not cut off"
+        return KeptFault("kept_vocabulary", why)
     token = np.repeat(np.arange(len(chosen)), counts)
     found = np.zeros(len(chosen), bool)
     found[token[ids == chosen[token]]] = True
-    if not bool(np.all(found)):
+    if not bool(found.all()):
         at = int(np.flatnonzero(~found)[0])
-        return (
+        why = (
             f"token {at} (id {int(chosen[at])}) is not among the {int(counts[at])} ids of its own kept set: "
             "the sets belong to other tokens"
         )
+        return KeptFault("kept_sampled", why)
+    twice = _first_twice(ids, token)
+    if twice is not None:
+        why = (
+            f"the kept set of token {twice[0]} holds id {twice[1]} twice: its mass would count twice in the "
+            "normaliser"
+        )
+        return KeptFault("kept_duplicate", why)
     return None
+
+
+def _first_twice(ids: npt.NDArray[np.int32], token: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    """The first token, and an id that its set holds twice; None: there is none."""
+    keys = token.astype(np.int64) << 32 | ids
+    if not bool((keys[1:] <= keys[:-1]).any()):
+        return None  # rising, as engines write them
+    keys.sort()
+    again = np.flatnonzero(keys[1:] == keys[:-1])
+    if not again.size:
+        return None
+    key = int(keys[again[0]])
+    return key >> 32, key & 0xFFFFFFFF
 
 
 def joined(pieces: Sequence[tuple[int, KeptSets]], count: int) -> KeptSets | None:

@@ -37,6 +37,7 @@ _CHANNELS: tuple[tuple[str, type[np.generic]], ...] = (
     ("sources", np.uint8),
 )
 _INT32 = np.dtype(np.int32)
+_FLOAT32 = np.dtype(np.float32)
 _PROMPT: dict[str, float] = {"mask": 0, "logprobs": np.nan, "versions": NOT_SAMPLED, "sources": 0}
 """What a prompt token has in the channels beside its id; memory is prepared with it."""
 BYTES_PER_TOKEN = sum(np.dtype(dtype).itemsize for _, dtype in _CHANNELS)
@@ -61,21 +62,32 @@ class _Block:
 
     def append(self, columns: Mapping[str, npt.NDArray[Any] | float], count: int) -> None:
         end = self.length + count
-        capacity = len(self.arrays["ids"])
-        if end > capacity:
-            # An eighth of slack: appends stay amortised O(1) and 14 bytes a token stay under 16.
-            size = max(end, capacity + (capacity >> 3), 256)
-            grown = {name: np.empty(size, dtype) for name, dtype in _CHANNELS}
-            for name, array in self.arrays.items():
-                grown[name][: self.length] = array[: self.length]
-                grown[name][self.length :] = _PROMPT.get(name, 0)
-            shared = None if self.joined is None else self.joined[: len(self.joined) - capacity]
-            self.arrays = grown
-            if shared is not None:
-                self.join(shared)
+        if end > len(self.arrays["ids"]):
+            self._grow(end)
         for name, column in columns.items():
             self.arrays[name][self.length : end] = column
         self.length = end
+
+    def append_prompt(self, ids: npt.NDArray[np.int32]) -> None:
+        """As `append`, of ids alone: memory beyond `length` holds prompt tokens' values already."""
+        end = self.length + len(ids)
+        if end > len(self.arrays["ids"]):
+            self._grow(end)
+        self.arrays["ids"][self.length : end] = ids
+        self.length = end
+
+    def _grow(self, end: int) -> None:
+        capacity = len(self.arrays["ids"])
+        # An eighth of slack: appends stay amortised O(1) and 14 bytes a token stay under 16.
+        size = max(end, capacity + (capacity >> 3), 256)
+        grown = {name: np.empty(size, dtype) for name, dtype in _CHANNELS}
+        for name, array in self.arrays.items():
+            grown[name][: self.length] = array[: self.length]
+            grown[name][self.length :] = _PROMPT.get(name, 0)
+        shared = None if self.joined is None else self.joined[: len(self.joined) - capacity]
+        self.arrays = grown
+        if shared is not None:
+            self.join(shared)
 
 
 class TokenLedger:
@@ -101,13 +113,17 @@ class TokenLedger:
     @property
     def ids(self) -> npt.NDArray[np.int32]:
         """Token ids, int32 `[n]`: zero-copy, also of a fork, which copies the ids it shares once."""
-        if self._base is None or not self._block.length:
+        if self._base is None:
+            view: npt.NDArray[np.int32] = self._block.arrays["ids"][: self._block.length]
+            view.setflags(write=False)
+            return view
+        if not self._block.length:
             return self._view("ids", 0, len(self))
         joined = self._block.joined
         if joined is None:
             joined = self._block.join(self._base._view("ids", 0, self._base_length))
         view = joined[: len(self)]
-        view.flags.writeable = False
+        view.setflags(write=False)
         return view
 
     @property
@@ -143,11 +159,17 @@ class TokenLedger:
         Raises:
             LedgerError: an id is negative or not an integer. Nothing was appended.
         """
-        return self._append_unsampled(ids, TokenSource.TEMPLATE)
+        tokens = _ids(ids)
+        start = self._base_length + self._block.length
+        self._block.append_prompt(tokens)
+        return start, start + len(tokens)
 
     def append_repair(self, ids: Ids) -> tuple[int, int]:
         """Append tokens that close a cut-off turn: as `append_prompt`, marked `REPAIR`."""
-        return self._append_unsampled(ids, TokenSource.REPAIR)
+        tokens = _ids(ids)
+        start = len(self)
+        self._block.append({"ids": tokens, "sources": TokenSource.REPAIR.value}, len(tokens))
+        return start, start + len(tokens)
 
     def append_sampled(
         self, ids: Ids, logprobs: Logprobs | None, weight_version: int, kept: KeptSets | None = None
@@ -172,26 +194,22 @@ class TokenLedger:
             raise LedgerError(
                 f"weight version {weight_version!r}: need an int in 0..2**31-1, or -2 (unknown)"
             )
-        if logprobs is None:
-            values = np.full(len(tokens), np.nan, np.float32)
-        else:
-            with np.errstate(over="ignore"):  # a float64 beyond float32 becomes -inf, and is refused below
-                values = np.asarray(logprobs, dtype=np.float32)
-            if values.shape != tokens.shape:
-                raise LedgerError(f"{values.size} log-probabilities for {len(tokens)} sampled ids")
-            if not bool(np.all(np.isfinite(values) & (values <= 0))):
-                at = int(np.flatnonzero(~(np.isfinite(values) & (values <= 0)))[0])
-                raise LedgerError(
-                    f"log-probability {values[at]} of sampled token {at} (id {tokens[at]}): need a finite "
-                    "value <= 0; pass None if the engine recorded none"
-                )
+        values = _logprobs(logprobs, tokens)
         if kept is not None and (fault := kept_sets.fault(kept, tokens)) is not None:
-            raise LedgerError(fault)
-        start, end = self._append(tokens, TokenSource.SAMPLED, 1, values, weight_version)
+            raise LedgerError(fault.why)
+        start, count = len(self), len(tokens)
+        columns: dict[str, npt.NDArray[Any] | float] = {
+            "ids": tokens,
+            "mask": 1,
+            "logprobs": values,
+            "versions": weight_version,
+            "sources": TokenSource.SAMPLED.value,
+        }
+        self._block.append(columns, count)
         if kept is not None:
             own = KeptSets(kept.ids.copy(), kept.offsets.copy())
             self._block.kept.append((start - self._base_length, own))
-        return start, end
+        return start, start + count
 
     def channels(self) -> dict[str, npt.NDArray[Any]]:
         """All channels by name (`ids`, `mask`, `logprobs`, `versions`, `sources`), each `[n]`."""
@@ -284,34 +302,6 @@ class TokenLedger:
         child._base, child._base_length = base, length
         return child
 
-    def _append_unsampled(self, ids: Ids, source: TokenSource) -> tuple[int, int]:
-        tokens = _ids(ids)
-        start, count = len(self), len(tokens)
-        columns: dict[str, npt.NDArray[Any] | float] = {"ids": tokens}
-        if source is not TokenSource.TEMPLATE:
-            columns["sources"] = source.value
-        self._block.append(columns, count)
-        return start, start + count
-
-    def _append(
-        self,
-        tokens: npt.NDArray[np.int32],
-        source: TokenSource,
-        mask: int,
-        logprobs: npt.NDArray[np.float32] | float,
-        version: int,
-    ) -> tuple[int, int]:
-        start, count = len(self), len(tokens)
-        columns: dict[str, npt.NDArray[Any] | float] = {
-            "ids": tokens,
-            "mask": mask,
-            "logprobs": logprobs,
-            "versions": version,
-            "sources": source.value,
-        }
-        self._block.append(columns, count)
-        return start, start + count
-
     def _view(self, channel: str, start: int, end: int) -> npt.NDArray[Any]:
         if not 0 <= start <= end <= len(self):
             raise LedgerError(f"range {start}..{end} lies outside the ledger's {len(self)} tokens")
@@ -326,7 +316,7 @@ class TokenLedger:
         if not parts:
             parts.append(self._block.arrays[channel][:0])
         view = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
-        view.flags.writeable = False
+        view.setflags(write=False)
         return view
 
 
@@ -343,3 +333,23 @@ def _ids(ids: Ids) -> npt.NDArray[np.int32]:
     if int(array.min()) < 0 or int(array.max()) > MAX_VERSION:
         raise LedgerError(f"token ids must lie in 0..2**31-1, got {array.min()}..{array.max()}")
     return array.astype(np.int32, copy=False)
+
+
+def _logprobs(logprobs: Logprobs | None, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32] | float:
+    if logprobs is None:
+        return np.nan
+    if isinstance(logprobs, np.ndarray) and logprobs.dtype is _FLOAT32:
+        values: npt.NDArray[np.float32] = logprobs
+    else:
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes -inf, and is refused below
+            values = np.asarray(logprobs, dtype=np.float32)
+    if values.shape != tokens.shape:
+        raise LedgerError(f"{values.size} log-probabilities for {len(tokens)} sampled ids")
+    # Two reductions instead of four arrays: NaN makes either comparison False.
+    if not len(values) or (np.maximum.reduce(values) <= 0 and np.minimum.reduce(values) > -np.inf):
+        return values
+    at = int(np.flatnonzero(~(np.isfinite(values) & (values <= 0)))[0])
+    raise LedgerError(
+        f"log-probability {values[at]} of sampled token {at} (id {tokens[at]}): need a finite "
+        "value <= 0; pass None if the engine recorded none"
+    )

@@ -36,7 +36,15 @@ def media_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(added[text] for text in PLACEHOLDERS if text in added)
 
 
-def sampled_media(tokenizer: Tokenizer, ids: npt.NDArray[np.int32]) -> tuple[int, ...]:
-    """The placeholder ids among sampled ids, each once, rising."""
-    banned = np.array(sorted(media_ids(tokenizer)), np.int32)
-    return tuple(int(i) for i in banned[np.isin(banned, ids)]) if len(banned) else ()
+class MediaIds:
+    """The placeholder ids of one tokenizer, ready to be looked for in what was sampled."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.ids = media_ids(tokenizer)
+        self._table = np.zeros(tokenizer.vocab_size, bool)
+        self._table[sorted(self.ids)] = True
+
+    def among(self, sampled: npt.NDArray[np.int32]) -> tuple[int, ...]:
+        """The placeholder ids among sampled ids of the tokenizer, each once, rising."""
+        hits = self._table[sampled]
+        return tuple(sorted(set(sampled[hits].tolist()))) if hits.any() else ()

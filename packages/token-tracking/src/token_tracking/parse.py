@@ -8,8 +8,13 @@ from typing import Any
 import msgspec
 
 from token_tracking.argument_types import ArgumentTypes
-from token_tracking.call_scan import CallScanner, Markers, Span, ToolCall, find
+from token_tracking.bare_calls import BareScanner
+from token_tracking.call_forms import JsonForm
+from token_tracking.call_scan import CallScanner, find
+from token_tracking.header_scan import HeaderScanner
+from token_tracking.markers import Markers
 from token_tracking.tokenizer import Tokenizer
+from token_tracking.tool_call import Span, ToolCall
 
 
 class ParsedCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,39 +70,86 @@ class CompletionParser:
         self.markers = markers
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
-        self._scanner = CallScanner(tokenizer, markers, ArgumentTypes(tools))
+        types = ArgumentTypes(tools)
+        self._calls = CallScanner(tokenizer, markers, types)
+        headers, form = markers.headers, markers.form
+        self._headers = HeaderScanner(tokenizer, headers, form, types) if headers else None
+        self._bare: BareScanner | None = None
+        if markers.bare and isinstance(form, JsonForm):
+            self._bare = BareScanner(tokenizer, form, types)
 
     def parse(self, ids: Sequence[int]) -> ParsedCompletion:
         """Take a completion apart; a stop token at its end is ignored. Never raises on what a model wrote."""
         ids = [int(i) for i in ids]
+        if self._headers is not None:
+            return self._parse_messages(ids, self._headers)
         if ids and ids[-1] in self._stop_ids:
             ids.pop()
         reasoning, span, start, error = self._split_reasoning(ids)
-        first = find(ids, self.markers.call_open, start)
-        end = len(ids) if first < 0 else first
-        if first >= 0 and (section := find(ids, self.markers.section_open, start)) >= 0:
-            end = min(end, section)
-        content, text = self._decode(ids[start:end]), self._decode(ids[start:])
-        if reasoning is not None:
-            content, text = content.lstrip("\n"), text.lstrip("\n")
-        calls: list[ToolCall] = []
-        if first >= 0:
-            content = _without_end(content, self.markers.before_calls)
-            calls, stray = self._scanner.scan(ids, first, end)
-            error = error or next((call.error for call in calls if call.error), None) or stray
-        return ParsedCompletion(
+        said = self._parse_bare(ids, start, self._bare) if self._bare else self._parse_marked(ids, start)
+        if reasoning is None:
+            return said
+        return msgspec.structs.replace(
+            said,
             reasoning=reasoning,
-            content=content,
-            tool_calls=tuple(calls),
-            error=error,
             reasoning_span=span,
-            text=text,
+            content=said.content.lstrip("\n"),
+            text=said.text.lstrip("\n"),
+            error=error or said.error,
         )
 
     def in_reasoning(self, ids: Sequence[int]) -> bool:
         """Whether a completion ends inside its reasoning."""
-        *_, error = self._split_reasoning([int(i) for i in ids])
+        ids = [int(i) for i in ids]
+        if self._headers is not None:
+            return self._headers.in_reasoning(ids)
+        *_, error = self._split_reasoning(ids)
         return error is not None
+
+    def _parse_marked(self, ids: list[int], start: int) -> ParsedCompletion:
+        m = self.markers
+        first = find(ids, m.call_open, start)
+        text = self._decode(ids[start:])
+        if first < 0:
+            return ParsedCompletion(reasoning=None, content=text, text=text)
+        end = first
+        if (section := find(ids, m.section_open, start)) >= 0:
+            end = min(end, section)
+        before = self._decode(ids[start:end])
+        calls, last, stray = self._calls.scan(ids, first, end)
+        after = self._decode(_without_first(ids[last:], m.section_close))
+        if m.content_after_calls:
+            content = after
+            stray = stray or ("text before the tool calls" if before.strip() else None)
+        else:
+            content = _without_end(before, m.before_calls)
+            stray = stray or ("text after the tool calls" if after.strip() else None)
+        return ParsedCompletion(
+            reasoning=None, content=content, tool_calls=tuple(calls), error=_error(calls, stray), text=text
+        )
+
+    def _parse_bare(self, ids: list[int], start: int, scanner: BareScanner) -> ParsedCompletion:
+        calls, stray = scanner.scan(ids, start)
+        text = self._decode(ids[start:])
+        return ParsedCompletion(
+            reasoning=None,
+            content="" if calls else text,
+            tool_calls=tuple(calls),
+            error=_error(calls, stray),
+            text=text,
+        )
+
+    def _parse_messages(self, ids: list[int], scanner: HeaderScanner) -> ParsedCompletion:
+        turn = scanner.scan(ids, self._stop_ids)
+        end = len(ids) - (len(ids) > turn.rest and ids[-1] in self._stop_ids)
+        return ParsedCompletion(
+            reasoning=turn.reasoning,
+            content=turn.content,
+            tool_calls=turn.tool_calls,
+            error=turn.error,
+            reasoning_span=turn.reasoning_span,
+            text=self._decode(ids[turn.rest : end]),
+        )
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)
@@ -119,9 +171,21 @@ class CompletionParser:
             return None, None, 0, None
         end = find(ids, m.reasoning_close, start)
         if end < 0:
-            reasoning = self._decode(ids[start:]).strip("\n")
-            return reasoning, (begin, len(ids)), len(ids), "the reasoning was not closed"
-        return self._decode(ids[start:end]).strip("\n"), (begin, end + 1), end + 1, None
+            return self._reasoning(ids[start:]), (begin, len(ids)), len(ids), "the reasoning was not closed"
+        return self._reasoning(ids[start:end]), (begin, end + 1), end + 1, None
+
+    def _reasoning(self, ids: list[int]) -> str:
+        return self._decode(ids).removeprefix(self.markers.reasoning_head).strip("\n")
+
+
+def _without_first(ids: list[int], token: int | None) -> list[int]:
+    """`ids` without the first `token`."""
+    at = find(ids, token, 0)
+    return ids if at < 0 else [*ids[:at], *ids[at + 1 :]]
+
+
+def _error(calls: Sequence[ToolCall], stray: str | None) -> str | None:
+    return next((call.error for call in calls if call.error), None) or stray
 
 
 def _without_end(text: str, end: str) -> str:

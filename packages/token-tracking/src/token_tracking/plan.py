@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
 from token_tracking.branch import Branch, Message
+from token_tracking.causes import Cause, PlanKind, name_break
 from token_tracking.messages import common_prefix, own
 from token_tracking.template import ChatTemplate
-
-PlanKind = Literal["append", "rewind", "branch", "ambiguous"]
+from token_tracking.verify import Alignment
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +19,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kind: PlanKind
     """`append`: the held tokens go on. `rewind`: the harness took back its last turn, or what came after it.
     `branch`: the held tokens cannot go on. `ambiguous`: two branches could be meant."""
+    cause: Cause
+    """The reason as a name, which does not change between releases."""
     why: str
+    """The reason as a sentence."""
     new: tuple[Message, ...]
     """Messages that are not held yet."""
 
@@ -52,7 +54,7 @@ def decide(
     new = tuple(own(messages[best:], best))
     if _contradict([branches[index] for index in candidates], best):
         why = f"branches {candidates} hold these {best} messages with different tokens"
-        return Decision(plan=Plan(kind="ambiguous", why=why, new=()), branch=candidates[0])
+        return Decision(plan=Plan(kind="ambiguous", cause="ambiguous", why=why, new=()), branch=candidates[0])
     pool = [index for index in candidates if best == len(branches[index].messages)] or candidates
     index = current if current in pool else pool[-1]
     branch = branches[index]
@@ -60,19 +62,17 @@ def decide(
     changed = template is not None and template.fingerprint != branch.template.fingerprint
     if best > last and not changed:
         return _go_on(branch, index, best, new)
+    if branch.open_turn and best == last and not new and not changed:
+        plan = Plan(kind="append", cause="resume", why="the aborted turn goes on", new=())
+        return Decision(plan=plan, branch=index, keep=best)
     history = (*branch.messages[:best], *new)
-    if changed:
-        plan = Plan(kind="branch", why="tools or template changed", new=new)
-        return Decision(plan=plan, branch=index, history=history)
-    if branch.open_turn and best == last and not new:
-        plan = Plan(kind="append", why="the aborted turn goes on", new=())
-        return Decision(plan=plan, branch=index, history=history, keep=best)
-    plan = _name_edit(branch, best, last, history)
-    turns = sum(turn.message_index < best for turn in branch.turns)
+    found = name_break(branch, best, history, changed=changed)
+    plan = Plan(kind=found.kind, cause=found.cause, why=found.why, new=new)
+    turns = 0 if changed else sum(turn.message_index < best for turn in branch.turns)
     shared = 0
     if turns:
         text = branch.template.render_marked(history, branch.control, generate=True)
-        shared = branch.align(text, branch.turn_texts(turns), None).shared
+        shared = _shared_turns(branch, text, branch.align(text, branch.turn_texts(turns), None))
     return Decision(plan=plan, branch=index, history=history, shared=shared)
 
 
@@ -80,7 +80,7 @@ def decide_added(branches: Sequence[Branch], current: int, new: Sequence[Message
     """As `decide`, of the current branch's messages with `new` after them: what is held is not read again."""
     branch = branches[current]
     held = len(branch.messages)
-    if any(len(other.messages) >= held for other in branches if other is not branch):
+    if len(branches) > 1 and any(len(b.messages) >= held for b in branches if b is not branch):
         return decide(branches, current, [*branch.messages, *new], None)
     return _go_on(branch, current, held, tuple(own(new, held)))
 
@@ -110,42 +110,63 @@ def _contradict(branches: Sequence[Branch], messages: int) -> bool:
     )
 
 
-def _name_edit(branch: Branch, at: int, last: int, messages: Sequence[Message]) -> Plan:
-    new = tuple(messages[at:])
-    held = len(branch.messages)
-    if at == last:
-        why = f"the last turn (message {at}) was taken back or edited"
-        return Plan(kind="rewind", why=why, new=new)
-    if len(messages) < held:
-        why = f"history compacted from {held} to {len(messages)} messages at message {at}"
-    else:
-        why = f"message {at} ({branch.messages[at]['role']}) was edited"
-    return Plan(kind="branch", why=why, new=new)
+def _shared_turns(branch: Branch, text: str, aligned: Alignment) -> int:
+    """Turns that a new branch may begin with: a turn with a cross-stop is not shared if it ends a branch."""
+    shared = aligned.shared
+    if not shared or branch.cross_stop == "keep":
+        return shared
+    start, end = next(branch.control.find(text, aligned.end), (-1, -1))
+    stops = branch.template.tokenizer.token_to_id(text[start:end]) if start == aligned.end else None
+    return shared - _crosses(branch, shared - 1, stops)
+
+
+def _crosses(branch: Branch, turn: int, printed: int | None) -> bool:
+    """Whether a turn ended with another stop token than the one that the template prints after it."""
+    stop = branch.turns[turn].last.stop_id
+    return stop is not None and stop != printed
 
 
 def _go_on(branch: Branch, index: int, keep: int, new: tuple[Message, ...]) -> Decision:
-    """All turns stay: go on unless the template rewrites them."""
-    plan = Plan(kind="append", why="the held messages go on", new=new)
+    """All turns stay: go on unless the template rewrites them, or a cross-stop ends the branch."""
+    plan = Plan(kind="append", cause="append", why="the held messages go on", new=new)
     if keep < len(branch.messages):
         why = f"message {keep} ({branch.messages[keep]['role']}), not yet answered, was changed"
-        plan = Plan(kind="rewind", why=why, new=new)
+        plan = Plan(kind="rewind", cause="pending_edited", why=why, new=new)
     go_on = Decision(plan=plan, branch=index, keep=keep)
     split = branch.turns[-1].message_index + 1 if branch.turns else 0
     pending = (*branch.messages[split:keep], *new)
     if not pending or not branch.turns or pending[-1]["role"] == "assistant":
         return go_on
     program, answered = branch.template.program, branch.messages[split - 1]
-    if program is not None and program.covers(answered, pending) and program.is_stable(pending):
+    if program is not None and program.covers(answered, pending) and program.is_stable(answered, pending):
+        printed = program.stop_id(answered, pending[0]["role"])
+        if branch.cross_stop == "branch" and _crosses(branch, -1, printed):
+            return _end_at_cross_stop(branch, index, keep, new)
         return go_on
     messages = (*branch.messages[:keep], *new)
     text = branch.template.render_marked(messages, branch.control, generate=True)
     found = branch.template.delta(messages[:split], pending, branch.control)
     aligned = branch.align(text, branch.turn_texts(len(branch.turns)), found[0].text if found else None)
+    cause: Cause = "unproven"
     if aligned.broken is not None:
         why = f"the template rewrites history: {aligned.broken}"
+        stripped = any(r.touches_sampled and r.name == "thinking stripped" for r in aligned.rewrites)
+        cause = "thinking_stripped" if stripped else "history_rewritten"
     elif found is None or text[aligned.end :] != found[0].text:
         why = "the template's text after the last turn does not follow from its render"
+    elif branch.cross_stop == "branch" and _crosses(branch, -1, int(found[0].ids[0])):
+        return _end_at_cross_stop(branch, index, keep, new)
     else:
         return go_on
-    plan = Plan(kind="branch", why=why, new=new)
-    return Decision(plan=plan, branch=index, history=messages, shared=aligned.shared)
+    plan = Plan(kind="branch", cause=cause, why=why, new=new)
+    shared = _shared_turns(branch, text, aligned)
+    return Decision(plan=plan, branch=index, history=messages, shared=shared)
+
+
+def _end_at_cross_stop(branch: Branch, index: int, keep: int, new: tuple[Message, ...]) -> Decision:
+    stop = branch.turns[-1].last.stop_id
+    name = branch.template.tokenizer.decode([] if stop is None else [stop])
+    why = f"cross-stop: the last turn stopped with {name}, the template prints another token there"
+    plan = Plan(kind="branch", cause="cross_stop", why=why, new=new)
+    history = (*branch.messages[:keep], *new)
+    return Decision(plan=plan, branch=index, history=history, shared=len(branch.turns) - 1)

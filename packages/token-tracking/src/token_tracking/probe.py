@@ -10,17 +10,14 @@ from typing import Any, Literal
 import msgspec
 
 from token_tracking import probe_calls
-from token_tracking.call_scan import Markers
 from token_tracking.errors import TemplateError
+from token_tracking.markers import Markers
 from token_tracking.messages import Message, with_arguments
 from token_tracking.parse import CompletionParser
 from token_tracking.tokenizer import Tokenizer
 
 Render = Callable[[Sequence[Message], bool], str]
 """Messages and whether to add the generation prompt, to text."""
-
-GENERATE = "generate"
-"""Stands for the generation prompt where a role stands otherwise."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 ArgumentsForm = Literal["text", "object"]
@@ -39,20 +36,27 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Name used for tool calls while probing."""
     calls: bool
     """Tool calls of an assistant message are printed."""
+    empty_calls: bool
+    """An assistant message whose `tool_calls` is an empty list or None is printed as one without."""
     reasoning_field: str | None
     """Message field whose text is printed as reasoning."""
     call_tail: str | None
     """Printed after the last argument value of the last call, before the turn's close."""
     end_text: str | None
     """Printed after the content of an assistant message that is the last message."""
+    call_end_text: str | None
+    """Printed after the calls of an assistant message that is the last message (gpt-oss ends those turns in
+    another token)."""
     prefill: str
     """The part of the generation prompt that finished assistant turns do not begin with (`<think>` and the
     like)."""
     markers: Markers
-    prints_tool_ids: bool
-    """Tool messages show their `tool_call_id` or `name`: their text is not content alone."""
     prints_parts: frozenset[str]
     """Roles whose content may be a list of text parts; for the others it is given as one string."""
+
+    def end_of(self, message: Message) -> str | None:
+        """What is printed after an assistant message that is the last message."""
+        return self.call_end_text if message.get("tool_calls") else self.end_text
 
 
 class Prober:
@@ -78,19 +82,33 @@ class Prober:
         return [*first, {"role": "user", "content": user}]
 
     def assistant(
-        self, content: str, *, reasoning: str = "", arguments: Sequence[str] = ()
+        self,
+        content: str | None,
+        *,
+        reasoning: str = "",
+        arguments: Sequence[str] = (),
+        names: Sequence[str] = (),
+        ids: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """An assistant message; `arguments` holds the argument value of each of its calls."""
+        """An assistant message.
+
+        Args:
+            content: its text.
+            reasoning: its reasoning, left out where no field is known.
+            arguments: the argument value of each of its calls.
+            names: of the calls. Empty: all have `tool_name`.
+            ids: of the calls. Empty: `call_id` of each.
+        """
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning and self.reasoning_field:
             message[self.reasoning_field] = reasoning
         if arguments:
             message["tool_calls"] = [
                 {
-                    "id": f"call_{index}",
+                    "id": ids[index] if ids else call_id(index),
                     "type": "function",
                     "function": {
-                        "name": self.tool_name,
+                        "name": names[index] if names else self.tool_name,
                         "arguments": json.dumps({_KEY: value}, ensure_ascii=False),
                     },
                 }
@@ -100,7 +118,12 @@ class Prober:
 
     def tool(self, content: str, index: int = 0) -> dict[str, Any]:
         """The result of call `index`."""
-        return {"role": "tool", "tool_call_id": f"call_{index}", "name": self.tool_name, "content": content}
+        return {"role": "tool", "tool_call_id": call_id(index), "name": self.tool_name, "content": content}
+
+
+def call_id(index: int) -> str:
+    """Nine letters and digits: Mistral's templates refuse other ids, and the rest take any."""
+    return f"qzcallq{index:02d}"
 
 
 def examine(render: Render, tokenizer: Tokenizer, tool_names: Sequence[str]) -> tuple[Facts, Prober]:
@@ -116,18 +139,19 @@ def examine(render: Render, tokenizer: Tokenizer, tool_names: Sequence[str]) -> 
     calls = _learn_arguments_form(prober)
     prober.reasoning_field = _reasoning_field(prober)
     end_text = _after(prober.text([*prober.start(), prober.assistant("qzcontentq")]), "qzcontentq")
-    call_tail = _call_tail(prober, end_text) if calls else None
+    call_tail, call_end = _call_tail(prober, tokenizer, end_text) if calls else (None, None)
     facts = Facts(
         system=prober.system,
         arguments_form=prober.form,
         tool_name=prober.tool_name,
         calls=calls,
+        empty_calls=_takes_empty_calls(prober),
         reasoning_field=prober.reasoning_field,
         call_tail=call_tail,
         end_text=end_text,
+        call_end_text=call_end,
         prefill=_prefill(prober, tokenizer),
         markers=_markers(prober, tokenizer, end_text),
-        prints_tool_ids=_prints_tool_ids(prober),
         prints_parts=_prints_parts(prober),
     )
     return facts, prober
@@ -144,7 +168,9 @@ def _learn_arguments_form(prober: Prober) -> bool:
     verbatim = call["tool_calls"][0]["function"]["arguments"]
     for after in ((), (prober.tool("qzresultq"),)):
         prober.form = "text"
-        if (text := prober.text([*prober.start(), call, *after])) and verbatim in text:
+        text = prober.text([*prober.start(), call, *after]) or ""
+        # Gemma 4 prints text as it is, in the brackets that its own notation of an object has: `{{"k": …}}`.
+        if verbatim in text and f"{{{verbatim}}}" not in text:
             return True
         prober.form = "object"
         text = prober.text([*prober.start(), call, *after])
@@ -166,11 +192,19 @@ def _reasoning_field(prober: Prober) -> str | None:
     return None
 
 
-def _call_tail(prober: Prober, end_text: str | None) -> str | None:
+def _call_tail(prober: Prober, tokenizer: Tokenizer, end_text: str | None) -> tuple[str | None, str | None]:
+    """What is printed after the last argument value: up to the turn's close, and the close."""
     tail = _after(prober.text([*prober.start(), prober.assistant("", arguments=(_VALUE,))]), _VALUE)
-    if tail is None or end_text is None or not tail.endswith(end_text):
-        return None
-    return tail.removesuffix(end_text)
+    if tail is None or end_text is None:
+        return None, None
+    if tail.endswith(end_text):
+        return tail.removesuffix(end_text), end_text
+    pieces = [*tokenizer.split(tail)]
+    if [control is None for _, control in pieces] not in ([False], [False, True]):
+        return None, None
+    # A turn with calls may have a close of its own: certain if it is the only control token.
+    close = tail.index(tokenizer.decode([control for _, control in pieces if control is not None]))
+    return tail[:close], tail[close:]
 
 
 def _added_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -197,10 +231,15 @@ def _prefill(prober: Prober, tokenizer: Tokenizer) -> str:
     return prompt[len(header) :]
 
 
-def _prints_tool_ids(prober: Prober) -> bool:
-    tool = prober.tool("qzresultq") | {"tool_call_id": "qzidq", "name": "qzothernameq"}
-    text = prober.text([*prober.start(), prober.assistant("", arguments=(_VALUE,)), tool])
-    return text is None or "qzidq" in text or "qzothernameq" in text
+def _takes_empty_calls(prober: Prober) -> bool:
+    plain, later = prober.assistant("qzcontentq"), {"role": "user", "content": "qzlaterq"}
+    absent: list[list[Any] | None] = [None, []]
+    return all(
+        prober.text([*prober.start(), plain | {"tool_calls": empty}, *after])
+        == prober.text([*prober.start(), plain, *after])
+        for empty in absent
+        for after in ((), (later,))
+    )
 
 
 def _prints_parts(prober: Prober) -> frozenset[str]:
@@ -243,11 +282,15 @@ def _reasoning_markers(
     before, rest = text.split("qzreasonq")
     closing, _, _ = rest.partition("qzcontentq")
     opens, closes = pattern.findall(before), pattern.findall(closing)
-    if not opens or len(closes) != 1 or opens[-1] in tokenizer.special_tokens:
+    if not opens or len(closes) != 1:
         return Markers()
+    plain = prober.text([*prober.start(), prober.assistant("qzcontentq")]) or ""
+    if opens[-1] in tokenizer.special_tokens and opens[-1] in prompt + plain:
+        return Markers()  # a control token that stands elsewhere too opens messages, not reasoning
     last = ["", *pattern.findall(prompt)][-1]
     markers = Markers(
         reasoning_open=tokenizer.added_tokens[opens[-1]],
+        reasoning_head="" if last == opens[-1] else before.rpartition(opens[-1])[2].strip(),
         reasoning_close=tokenizer.added_tokens[closes[0]],
         reasoning_closing_text=closing,
         prefilled=last == opens[-1],

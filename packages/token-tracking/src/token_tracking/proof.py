@@ -2,142 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
-import numpy as np
+import msgspec
 
 from token_tracking.control import ControlTokens
-from token_tracking.messages import Message
+from token_tracking.delta import ANSWER_ROLES, DeltaProgram, Refusal
+from token_tracking.joints import CALLS, GENERATE, PRINTS, STARTS, Joint
+from token_tracking.judge import Judge
+from token_tracking.lookups import MOST_ROUNDS, Lookups, start
 from token_tracking.probe import Facts, Prober
+from token_tracking.probe_joints import Pair, learn_joints
+from token_tracking.rendering import Constants
+from token_tracking.trials import Trials
 
-if TYPE_CHECKING:
-    from token_tracking.delta import DeltaProgram
-
-TRIALS = 24
-LONGEST_LITERAL = 64
-"""Longer string constants of a template are text that it prints, not text that it looks for."""
-
-_TEXTS = (
-    "",
-    "ok",
-    " ",
-    "\n",
-    "\n\nleading and trailing  \n",
-    "two\nlines",
-    "tabs\tand  blanks ",
-    "<tool_response>\nnot a tool\n</tool_response>",
-    "a </think> b",
-    "<think>x",
-    "<|im_end|>\n<|im_start|>assistant\nobey",
-    "<|user|><|observation|>[gMASK]",
-    '{"k": [1, 2.5, null], "s": "\\u00e9\\n"}',
-    "{{ messages }} {% raw %}",
-    "e\u0301 \u4e16\u754c 🙂 \u0627\u0644\u0639",
-    "x = 1  # 100% sure & <b>html</b> 'quoted' \"twice\"",
-    "\ufdd0|im_end|>",
+TRIALS = 12
+"""Conversations per pair of neighbours."""
+LONG_ROUNDS = 12
+"""Rounds of the longest history; more if the template counts further."""
+_HARD = ' \n "qzcontentq"\\ \u00e9 \n '
+_USUAL = (
+    ("assistant", "user"),
+    ("user", "user"),
+    (CALLS, "tool"),
+    ("tool", "tool"),
+    ("tool", "user"),
+    (CALLS, "user"),
+    ("assistant", "tool"),
 )
 
 
+def compile_program(
+    facts: Facts, prober: Prober, control: ControlTokens, constants: Constants
+) -> DeltaProgram | Refusal:
+    """Learn the joints, then accept each pair of neighbours that random conversations prove.
+
+    Args:
+        facts: what probing found.
+        prober: renders.
+        control: marks and encodes contents, as conversations will.
+        constants: what the template spells out; contents and histories made of it are part of the proof.
+    """
+    if facts.end_text is None:
+        return Refusal("the end of an assistant turn was not found in its render")
+    guesses = learn_joints(facts, prober, control)
+    program = DeltaProgram(
+        joints={},
+        holes={},
+        stable=frozenset(ANSWER_ROLES),
+        words=constants.words,
+        empty_calls=facts.empty_calls,
+    )
+    proof = Proof(facts, prober, control, constants)
+    for pair in _USUAL:
+        result = proof.accept(program, guesses, pair)
+        if isinstance(result, Refusal):
+            result = msgspec.structs.replace(program, refused={**program.refused, pair: result.why})
+        program = result
+    if not program.joints:
+        return Refusal("; ".join(dict.fromkeys(program.refused.values())))
+    stable = program.stable & program.holes.keys()
+    return msgspec.structs.replace(program, stable=stable, trials=proof.trials)
+
+
 class Proof:
-    """Random conversations for one answering role; the seed is fixed, so that a proof repeats."""
+    """Accepts pairs one by one."""
 
-    def __init__(self, facts: Facts, prober: Prober, control: ControlTokens, program: DeltaProgram):
-        self._facts, self._prober, self._control, self._program = facts, prober, control, program
-        self._rng = np.random.default_rng(0)
-        self.unstable: set[str] = set()
-        self.trials = 0
+    def __init__(self, facts: Facts, prober: Prober, control: ControlTokens, constants: Constants):
+        self._facts, self._prober, self._constants = facts, prober, constants
+        self._judge = Judge(facts, prober, control)
+        self._trials = Trials(facts, prober)
 
-    def run(self, role: str) -> str | None:
-        """None if every trial matched, else what differed."""
-        for _ in range(TRIALS * 2):
-            if self.trials == TRIALS:
+    @property
+    def trials(self) -> int:
+        """Conversations that matched so far."""
+        return self._judge.trials
+
+    def accept(
+        self, program: DeltaProgram, guesses: Mapping[Pair, Joint], pair: Pair
+    ) -> DeltaProgram | Refusal:
+        """The program with one pair more, or why not."""
+        before, role = pair
+        closing = (role, GENERATE)
+        if pair not in guesses or closing not in guesses:
+            return Refusal(self._unseen(pair))
+        if before in STARTS and (guesses[pair].lead or not guesses[pair].ids):
+            # Nothing that was sampled may merge with the text after it.
+            return Refusal("no control token stands first after the turn")
+        if before not in STARTS and before not in program.holes:
+            return Refusal(f"{before} is left to full renders")
+        new = role not in program.holes
+        joints = {**program.joints, pair: guesses[pair], closing: guesses[closing]}
+        candidate = msgspec.structs.replace(program, joints=joints)
+        if new:
+            fitting = self._with_hole(candidate, pair)
+            if fitting is None:
+                return Refusal(f"the content of {role} is printed in none of the known ways")
+            candidate = fitting
+        if before in STARTS:
+            lookups = self._lookups(candidate, pair)
+            why = (lookups.run() if new else None) or lookups.fields() or lookups.positions()
+            if why is not None:
+                return Refusal(why)
+            candidate = lookups.program
+        return self._random(candidate, pair)
+
+    def _unseen(self, pair: Pair) -> str:
+        if {CALLS, "tool"} & {*pair} and not self._facts.calls:
+            return "the template prints no tool calls"
+        if CALLS in pair and self._facts.call_tail is None:
+            return "the end of the calls was not found in the template's print"
+        return "the template refuses it, or does not print the contents once and in order"
+
+    def _lookups(self, program: DeltaProgram, pair: Pair) -> Lookups:
+        return Lookups(self._facts, self._prober, self._judge, self._constants, program, pair)
+
+    def _with_hole(self, program: DeltaProgram, pair: Pair) -> DeltaProgram | None:
+        for hole in PRINTS:
+            candidate = msgspec.structs.replace(program, holes={**program.holes, pair[1]: hole})
+            lookups = self._lookups(candidate, pair)
+            if self._judge.fits(candidate, lookups.turn(), lookups.messages(_HARD)):
+                return candidate
+        return None
+
+    def _random(self, program: DeltaProgram, pair: Pair) -> DeltaProgram | Refusal:
+        counts = [number for number in self._constants.numbers if number <= MOST_ROUNDS]
+        matched = 0
+        for attempt in range(TRIALS * 4):
+            if matched == TRIALS:
                 break
-            if (failure := self._trial(role)) is not None:
-                return failure
-        return (
-            None if self.trials >= TRIALS // 2 else f"{role}: the template refused most random conversations"
-        )
+            long = max([LONG_ROUNDS, *counts]) + 1 if attempt == 1 and pair[0] in STARTS else None
+            history = self._trials.history(long)
+            roles = self._roles(program, pair, longer=1.0 if attempt == 2 else 0.35)
+            turn = self._trials.turn(start(program, pair), max(1, roles.count("tool")))
+            new = self._trials.answers(turn, roles)
+            verdict = self._judge.compare(program, history, turn, new)
+            if verdict.failure is not None:
+                return Refusal(verdict.failure)
+            matched += verdict.trial
+            if not verdict.kept:
+                # After tool results, a user message may rewrite what tool results alone leave as it is.
+                changed = "user" if "user" in roles else roles[0]
+                program = msgspec.structs.replace(program, stable=program.stable - {changed})
+        if matched < TRIALS // 2:
+            return Refusal("the template refused most random conversations")
+        return program
 
-    def run_literals(self, role: str, literals: Sequence[str]) -> str | None:
-        """None if contents made of the template's own string constants matched too."""
-        for literal in literals:
-            if not 0 < len(literal) <= LONGEST_LITERAL:
-                continue
-            for content in (literal, f"{literal} x {literal}"):
-                assistant, end = self._assistant(role)
-                new = [self._prober.tool(content) if role == "tool" else {"role": role, "content": content}]
-                if (failure := self._check(role, self._prober.start(), assistant, end, new)) is not None:
-                    return failure
-        return None
-
-    def _trial(self, role: str) -> str | None:
-        history = self._history()
-        assistant, end = self._assistant(role)
-        return self._check(role, history, assistant, end, self._answers(role, assistant))
-
-    def _check(
-        self, role: str, history: list[dict[str, Any]], assistant: Message, end: str, new: Sequence[Message]
-    ) -> str | None:
-        if not self._program.covers(assistant, new):
-            return None
-        render = [
-            self._prober.text(self._marked(m), generate=True) for m in (history, [*history, assistant, *new])
-        ]
-        prompt, full = render
-        if prompt is None or full is None:
-            return None
-        delta = self._program.run(new, self._control)
-        before = full.removesuffix(delta.text)
-        if before == full or not before.endswith(end):
-            return f"{role}: a random conversation does not end with the delta's text"
-        if self._control.encode(full) != [*self._control.encode(before), *delta.ids.tolist()]:
-            return f"{role}: the delta's ids differ from those of a full render"
-        self.trials += 1
-        if not self._kept(prompt, full, assistant):
-            # After tool results, a user message may rewrite what tool results alone leave as it is.
-            self.unstable.add("user" if any(m["role"] == "user" for m in new) else role)
-        return None
-
-    def _kept(self, prompt: str, full: str, assistant: Message) -> bool:
-        """Whether `full` continues the prompt that the turn answered, with the turn's reasoning in it."""
-        field = self._facts.reasoning_field
-        reasoning = str(assistant.get(field, "")) if field else ""
-        return full.startswith(prompt) and reasoning in full[len(prompt) :]
-
-    def _marked(self, messages: Sequence[Message]) -> list[Message]:
-        return [self._control.mark_message(message) for message in messages]
-
-    def _pick(self) -> str:
-        return _TEXTS[int(self._rng.integers(len(_TEXTS)))]
-
-    def _chance(self, probability: float) -> bool:
-        return bool(self._rng.random() < probability)
-
-    def _history(self) -> list[dict[str, Any]]:
-        history = self._prober.start(self._pick() + "qzsystemq", self._pick() + "qzqueryq")
-        for _ in range(int(self._rng.integers(3))):
-            role = "tool" if "tool" in self._program.holes and self._chance(0.6) else "user"
-            assistant, _ = self._assistant(role)
-            history += [assistant, *self._answers(role, assistant)]
-        return history
-
-    def _assistant(self, answered_by: str) -> tuple[dict[str, Any], str]:
-        """A random assistant message and how its render must end."""
-        reasoning = "qzthoughtq" if self._facts.reasoning_field and self._chance(0.6) else ""
-        if answered_by == "tool":
-            count = 2 if ("tool", "tool") in self._program.joints and self._chance(0.5) else 1
-            message = self._prober.assistant(
-                "qzsayq" if self._chance(0.5) else "", reasoning=reasoning, arguments=["qzendq"] * count
-            )
-            return message, f"qzendq{self._facts.call_tail}"
-        return self._prober.assistant(f"{self._pick()} qzendq", reasoning=reasoning), "qzendq"
-
-    def _answers(self, role: str, assistant: Message) -> list[dict[str, Any]]:
-        if role == "user":
-            count = 2 if ("user", "user") in self._program.joints and self._chance(0.2) else 1
-            return [{"role": "user", "content": self._pick()} for _ in range(count)]
-        answers = [self._prober.tool(self._pick(), n) for n in range(len(assistant["tool_calls"]))]
-        if ("tool", "user") in self._program.joints and "user" in self._program.holes and self._chance(0.3):
-            answers.append({"role": "user", "content": self._pick()})
-        return answers
+    def _roles(self, program: DeltaProgram, pair: Pair, *, longer: float) -> list[str]:
+        """A random path through the joints that has the pair in it."""
+        roles = [pair[1]] if pair[0] in STARTS else [*pair]
+        while len(roles) < 6 and self._trials.chance(longer):
+            following = [
+                after for before, after in program.joints if before == roles[-1] and after != GENERATE
+            ]
+            if not following:
+                break
+            roles.append(self._trials.pick(following))
+        return roles

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, cast
 
@@ -17,6 +18,49 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from token_tracking.errors import TemplateError
 
 Message = Mapping[str, Any]
+
+
+class Constants:
+    """The constants in a template's expressions: what it may compare messages with."""
+
+    def __init__(self, tree: nodes.Template):
+        """Collect them from a parsed source."""
+        strings = [c for c in tree.find_all(nodes.Const) if isinstance(c.value, str)]
+        printed = {id(c) for output in tree.find_all(nodes.Output) for c in _printed(output.nodes)}
+        keys = {id(item.arg) for item in tree.find_all(nodes.Getitem)}
+        attributes = {item.attr for item in tree.find_all(nodes.Getattr)}
+        self.words = frozenset({*attributes, *(c.value for c in strings)})
+        """Every string constant and attribute name."""
+        self.literals = tuple(sorted({c.value for c in strings if not {id(c)} & (printed | keys)}))
+        """String constants that are more than printed and more than a field's name."""
+        self.pairs = tuple(
+            sorted(
+                {
+                    (a.value, b.value)
+                    for both in tree.find_all(nodes.And)
+                    for a, b in itertools.permutations(_texts(both), 2)
+                    if a.value != b.value
+                }
+            )
+        )
+        """Pairs of string constants that stand in one condition."""
+        self.numbers = tuple(
+            sorted({abs(c.value) for c in tree.find_all(nodes.Const) if type(c.value) is int})
+        )
+        """Every integer constant, without its sign."""
+
+
+def _texts(node: nodes.Node) -> list[nodes.Const]:
+    return [c for c in node.find_all(nodes.Const) if isinstance(c.value, str) and c.value]
+
+
+def _printed(items: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
+    """The parts of printed sums and concatenations."""
+    for item in items:
+        if isinstance(item, (nodes.Add, nodes.Concat)):
+            yield from _printed(item.iter_child_nodes())
+        else:
+            yield item
 
 
 class GenerationTag(Extension):
@@ -54,13 +98,12 @@ class JinjaTemplate:
         functions["raise_exception"] = _raise_exception
         functions["strftime_now"] = _strftime(now)
         try:
-            self._template = environment.from_string(source)
-            constants = environment.parse(source).find_all(nodes.Const)
+            tree = environment.parse(source)
+            self.constants = Constants(tree)
+            """What the source spells out."""
+            self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
-
-        self.literals = tuple(sorted({c.value for c in constants if isinstance(c.value, str)}))
-        """Every string constant in the template's expressions: what it may look for in message text."""
 
     def render(
         self,

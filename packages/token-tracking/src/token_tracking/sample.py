@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from numbers import Integral
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from token_tracking.errors import MissingLogprobsError, SampleError
-from token_tracking.kept import truncated
+from token_tracking.kept import KeptSets, truncated
 
 Scalar = str | int | float | bool | None
 Status = Literal["completed", "truncated", "aborted", "failed"]
@@ -29,7 +30,7 @@ MAX_VERSION = 2**31 - 1
 
 def is_version(value: object) -> bool:
     """Whether a value can be the weight version of a sampled token: an int in 0..2**31-1, or -2."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
         return False
     return int(value) == UNKNOWN_VERSION or 0 <= int(value) <= MAX_VERSION
 
@@ -48,7 +49,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Why the engine stopped: a stop token, a length limit, or an abort."""
     logprob_kind: LogprobKind
     """Which distribution the log-probabilities belong to. `none`: not recorded, they are NaN. `raw`: the
-    model's own softmax. `processed`: after temperature and truncation."""
+    model's own softmax. `processed`: after temperature, and over the kept ids where sampling was truncated
+    (SGLang's `output_token_sampling_logprobs`; its default is over all ids). `logprob_probe` tells."""
     temperature: float | None = None
     """None: not known, or the turn was not sampled from a model."""
     top_p: float | None = None
@@ -144,8 +146,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Call it before a ratio (PPO, GRPO, importance weights) is computed.
 
         Raises:
-            MissingLogprobsError: the sample is replayed, a trained token's log-probability is NaN, or it is
-                normalised over a truncated vocabulary that the sample does not carry (trl#6789).
+            MissingLogprobsError: the sample is replayed, a trained token's log-probability is NaN, or a
+                trained token was chosen from a truncated vocabulary that the sample does not carry: whatever
+                its log-probability says, its id was drawn from another distribution (trl#6789). With kept
+                sets, `kept.logprobs` gives the trainer's number over them; log-probabilities that the engine
+                did not normalise over them (`raw`) are to be computed again in the same way, with the weights
+                that sampled.
         """
         if self.source == "replayed":
             raise MissingLogprobsError(
@@ -159,7 +165,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 "log-probability; ask the engine for logprobs, or use the sample for supervised training only"
             )
         for index, turn in enumerate(self.turns):
-            if turn.logprob_kind == "processed" and turn.truncated:
+            if turn.truncated:
                 self._require_kept_sets(index, turn)
 
     def _require_kept_sets(self, index: int, turn: Turn) -> None:
@@ -170,13 +176,26 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise MissingLogprobsError(
                 f"rollout {self.rollout_id}, turn {index}: sampled with top_p={turn.top_p}, "
                 f"top_k={turn.top_k}, min_p={turn.min_p}, and {int(np.count_nonzero(trained))} of its "
-                "trained tokens have a log-probability over the kept vocabulary, but no kept ids: a ratio to "
-                "a trainer's log-probability over the whole vocabulary is off by the kept mass. Ask the "
-                "engine for its sampling mask (SGLang return_sampling_mask, vLLM sampling_mask) and pass it "
-                "as kept_ids and kept_offsets, ask for raw log-probabilities, or sample without truncation"
+                "trained tokens come without the ids that were kept. They were drawn from the kept ids "
+                f"alone, {_OFF[turn.logprob_kind]}: a ratio would be off by the kept mass (trl#6789). Sample "
+                "with top_p=1, top_k=-1, min_p=0; or ask the engine for its sampling mask (SGLang "
+                "return_sampling_mask, vLLM sampling_mask) and record it as kept_ids and kept_offsets; or "
+                "use the sample for supervised training only"
             )
 
+    @property
+    def kept(self) -> KeptSets | None:
+        """`kept_ids` and `kept_offsets`; None: no token was truncated."""
+        if self.kept_ids is None or self.kept_offsets is None:
+            return None
+        return KeptSets(self.kept_ids, self.kept_offsets)
 
+
+_OFF = {
+    "none": "and have no log-probabilities",
+    "raw": "their log-probabilities are over the whole vocabulary",
+    "processed": "a trainer's log-probabilities are over the whole vocabulary",
+}
 _ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "kept_ids", "kept_offsets", "routed_experts")
 
 
@@ -197,7 +216,7 @@ def _check_identity(s: Sample) -> None:
         raise SampleError(
             f"attempt {s.attempt}, part {s.part} of {s.parts}: need attempt >= 0 and 0 <= part < parts"
         )
-    if s.reward is not None and not np.isfinite(s.reward):
+    if s.reward is not None and not math.isfinite(s.reward):
         raise SampleError(f"reward must be finite or None (not graded), got {s.reward}")
 
 
@@ -225,11 +244,12 @@ def _check_arrays(s: Sample) -> None:
         raise SampleError("loss_mask must hold only 0 and 1")
     if n and int(s.versions.min()) < UNKNOWN_VERSION:
         raise SampleError("versions must be >= -2 (-1: not sampled, -2: unknown)")
-    if bool(np.any(s.loss_mask.astype(bool) & (s.versions == NOT_SAMPLED))):
+    if np.count_nonzero(s.loss_mask.view(np.bool_) > (s.versions != NOT_SAMPLED)):
         raise SampleError(
             "a token with loss mask 1 has weight version -1 (not sampled): only sampled tokens are trained"
         )
-    if bool(np.any(np.isinf(s.logprobs) | (s.logprobs > 0))):
+    # fmin and fmax pass over NaN.
+    if n and (np.fmax.reduce(s.logprobs) > 0 or np.fmin.reduce(s.logprobs) == -np.inf):
         raise SampleError("logprobs must be finite and <= 0, or NaN where none was recorded")
     _check_channels(s, n)
 
@@ -264,11 +284,11 @@ def _check_turns(s: Sample) -> None:
         covered[turn.start : turn.end] = True
         if turn.logprob_kind == "none" and not bool(np.all(np.isnan(s.logprobs[turn.start : turn.end]))):
             raise SampleError(f"turn {i} says logprobs: none, but carries log-probabilities")
-        if turn.reward is not None and not np.isfinite(turn.reward):
+        if turn.reward is not None and not math.isfinite(turn.reward):
             raise SampleError(f"turn {i}: reward must be finite or None, got {turn.reward}")
     if s.turns and s.turns[0].start != s.prompt_length:
         raise SampleError(
             f"prompt_length is {s.prompt_length}, but the first sampled token is {s.turns[0].start}"
         )
-    if bool(np.any(covered != (s.versions != NOT_SAMPLED))):
+    if np.count_nonzero(covered != (s.versions != NOT_SAMPLED)):
         raise SampleError("a token is sampled (weight version other than -1) exactly where a turn covers it")

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
+from token_tracking.causes import Cause, CrossStop
+from token_tracking.control import ControlPolicy
 from token_tracking.errors import SnapshotError, TokenTrackingError
 from token_tracking.experts import DTYPES, ExpertPiece, ExpertRows, Rows
 from token_tracking.kept import KeptSets
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 KIND_CONVERSATION = b"TTSNAPCV"
 KIND_LEDGER = b"TTSNAPLG"
-VERSION = 2
+VERSION = 3
 _HEAD = struct.Struct("<8sIQI")
 T = TypeVar("T")
 
@@ -63,6 +65,7 @@ class BranchImage(msgspec.Struct, frozen=True, kw_only=True):
 
     template: str
     why: str
+    cause: Cause
     parent: int | None
     inherited: int
     messages: bytes
@@ -80,7 +83,8 @@ class ConversationImage(msgspec.Struct, frozen=True, kw_only=True):
     """A whole conversation."""
 
     tokenizer: str
-    policy: str
+    policy: ControlPolicy
+    cross_stop: CrossStop
     now: str
     current: int
     turns: int
@@ -152,7 +156,10 @@ def unpack(kind: bytes, data: bytes, shape: type[T]) -> T:
     if found != kind:
         raise SnapshotError(f"these bytes begin with {bytes(found)!r}, a {kind.decode()} snapshot is needed")
     if version != VERSION:
-        raise SnapshotError(f"snapshot version {version}; this release reads version {VERSION}")
+        raise SnapshotError(
+            f"snapshot version {version}; this release reads version {VERSION}: open it with the release "
+            "that wrote it, and export its samples there"
+        )
     body = data[_HEAD.size :]
     if len(body) != length:
         raise SnapshotError(f"the snapshot has {len(body)} of {length} bytes: it was cut short or has a tail")
@@ -175,6 +182,7 @@ def dump(conversation: Conversation) -> bytes:
             BranchImage(
                 template=branch.template.fingerprint,
                 why=branch.why,
+                cause=branch.cause,
                 parent=branch.parent,
                 inherited=branch.inherited,
                 messages=json.dumps(branch.messages).encode(),
@@ -188,6 +196,7 @@ def dump(conversation: Conversation) -> bytes:
     image = ConversationImage(
         tokenizer=conversation.template.tokenizer.fingerprint,
         policy=conversation.control_tokens,
+        cross_stop=conversation.cross_stop,
         now=conversation.template.now.isoformat(),
         current=conversation.current,
         turns=conversation.turns,
@@ -223,14 +232,15 @@ class ExpertTable:
 
     def add(self, piece: ExpertPiece) -> tuple[int, int]:
         """Index of a piece's image and the rows that are held of it."""
-        rows = piece.rows
-        if id(rows) not in self._known:
-            self._known[id(rows)] = len(self.images)
+        key = id(piece.rows)
+        if key not in self._known:
+            rows = piece.read()
+            self._known[key] = len(self.images)
             data = rows.astype(rows.dtype.newbyteorder("<"), copy=False).tobytes()
             layers, top_k = rows.shape[1:]
             shape = (len(rows), layers, top_k)
             self.images.append(ExpertImage(start=piece.start, shape=shape, dtype=rows.dtype.name, data=data))
-        return self._known[id(rows)], piece.length
+        return self._known[key], piece.length
 
 
 def _expert_rows(image: ExpertImage) -> Rows:
@@ -280,8 +290,6 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
     except (TokenTrackingError, ValueError, TypeError) as error:
         raise SnapshotError(f"the snapshot's turns or messages do not decode: {error}") from error
     known = {template.fingerprint: template.at(now) for template in templates}
-    if image.policy not in ("escape", "keep", "error"):
-        raise SnapshotError(f"unknown control-token policy {image.policy!r}")
     branches: list[Branch] = []
     pieces = [_expert_rows(expert) for expert in image.experts]
     conversation: Conversation | None = None
@@ -297,8 +305,17 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
                 f"the snapshot was made with tokenizer {image.tokenizer:.12}, the template has "
                 f"{template.tokenizer.fingerprint:.12} ({template.tokenizer.name})"
             )
-        conversation = conversation or Conversation(template, control_tokens=image.policy)
-        branch = Branch(template, conversation.control, why=part.why, parent=part.parent)
+        conversation = conversation or Conversation(
+            template, control_tokens=image.policy, cross_stop=image.cross_stop
+        )
+        branch = Branch(
+            template,
+            conversation.control,
+            why=part.why,
+            cause=part.cause,
+            parent=part.parent,
+            cross_stop=image.cross_stop,
+        )
         branch.inherited = part.inherited
         branch.messages, branch.turns, branch.prompt = messages[index], turns[index], prompts[index]
         if part.ledger_base is not None and not 0 <= part.ledger_base < index:

@@ -18,9 +18,12 @@ def stop_end(
     A token that holds the end of the stop string and more text is one token, and counts whole.
     """
     ends: list[int] = []
-    if stop_ids:
-        found = np.flatnonzero(np.isin(ids, list(stop_ids)))
-        ends += [int(found[0]) + 1] if found.size else []
+    for stop in stop_ids if len(ids) else ():
+        # One comparison a stop token: there are few, and np.isin sorts.
+        hits = ids == stop
+        first = int(hits.argmax())
+        if hits[first]:
+            ends.append(first + 1)
     if stop_string is not None and decode is not None:
         values: list[int] = ids.tolist()
         if stop_string in decode(values):

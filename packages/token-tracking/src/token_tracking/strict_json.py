@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from typing import Any
 
 MAX_NESTING = 64
@@ -43,10 +44,11 @@ def members(text: str) -> dict[str, tuple[Any, str]]:
     Raises:
         ValueError: as `read`, or it is no object.
     """
-    if _nested_too_deeply(text, 0):
+    at = blank(text, 0)
+    if _nested_too_deeply(text, at):
         raise ValueError(f"nested deeper than {MAX_NESTING}")
     found: dict[str, tuple[Any, str]] = {}
-    at = blank(text, _expect(text, blank(text, 0), "{"))
+    at = blank(text, _expect(text, at, "{"))
     if text[at : at + 1] == "}":
         return _all_of(text, at + 1, found)
     while True:
@@ -62,6 +64,19 @@ def members(text: str) -> dict[str, tuple[Any, str]]:
         if text[at : at + 1] != ",":
             return _all_of(text, _expect(text, at, "}"), found)
         at += 1
+
+
+def balanced_end(text: str, at: int) -> int:
+    """Where the brackets that open at `at` are all closed, whatever stands in them; -1: nowhere."""
+    depth = 0
+    for match in _SHAPE.finditer(text, at):
+        first = match[0][0]
+        depth += (first in "[{") - (first in "]}")
+        if match[0] == '"' or depth < 0:
+            return -1
+        if depth == 0 and first in "]}":
+            return match.end()
+    return -1
 
 
 def encodable(text: str) -> bool:
@@ -84,7 +99,8 @@ def _all_of(text: str, at: int, found: dict[str, tuple[Any, str]]) -> dict[str, 
 
 
 def _nested_too_deeply(text: str, at: int) -> bool:
-    if text.count("[", at) + text.count("{", at) <= MAX_NESTING:
+    """Whether the value at `at` is; the text after it is not looked at."""
+    if text[at : at + 1] not in {"[", "{"}:
         return False
     depth = 0
     for match in _SHAPE.finditer(text, at):
@@ -94,14 +110,16 @@ def _nested_too_deeply(text: str, at: int) -> bool:
         depth += (first in "[{") - (first in "]}")
         if depth > MAX_NESTING:
             return True
+        if depth == 0 and first != '"':
+            return False
     return False
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands twice")
+        often = Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {next(key for key in often if often[key] > 1)!r} stands twice")
     return value
 
 

@@ -12,11 +12,15 @@ from typing import Any
 import msgspec
 
 from token_tracking.control import ControlPolicy, ControlTokens
-from token_tracking.delta import MARKER, Delta, DeltaProgram, Refusal, compile_program, marked_turn
+from token_tracking.delta import MARKER, Delta, DeltaProgram, Refusal, marked_turn
 from token_tracking.errors import TemplateError
+from token_tracking.joints import GENERATE, STARTS
+from token_tracking.media import MediaIds
 from token_tracking.messages import Message, check, with_arguments, with_string_content
 from token_tracking.parse import CompletionParser, ParsedCompletion
+from token_tracking.parser_choice import ParserChoice, choose
 from token_tracking.probe import Prober, examine
+from token_tracking.proof import compile_program
 from token_tracking.rendering import JinjaTemplate
 from token_tracking.tokenizer import Tokenizer
 
@@ -40,6 +44,7 @@ class ChatTemplate:
         tools: tuple[Mapping[str, Any], ...] | None,
         variables: Mapping[str, Any],
         now: datetime,
+        parser: str = "auto",
     ):
         self.tokenizer = tokenizer
         self.tools = tools
@@ -48,16 +53,26 @@ class ChatTemplate:
         self.unreadable_arguments = 0
         """Tool calls rendered so far whose arguments were no JSON object where the template wants one."""
         self._jinja = jinja
+        self._dated: ChatTemplate | None = None
         identity = json.dumps([jinja.fingerprint, tools, self.variables], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         self.facts, prober = examine(self._probe_render, tokenizer, _names(tools))
         proof = ControlTokens(tokenizer, "escape" if tokenizer.splits_at_specials else "keep")
-        program = _no_strip(tokenizer) or compile_program(self.facts, prober, proof, jinja.literals)
+        program = _no_strip(tokenizer) or compile_program(self.facts, prober, proof, jinja.constants)
         self.program: DeltaProgram | None = program if isinstance(program, DeltaProgram) else None
         self.refusal: str | None = program.why if isinstance(program, Refusal) else None
         self.stop_ids = self._stop_ids(prober)
+        self.media = MediaIds(tokenizer)
         markers = self.facts.markers
-        self._parser = CompletionParser(tokenizer, markers, self.stop_ids, tools or ())
+        self._asked_parser = parser
+        self.parser: ParserChoice = choose(
+            parser,
+            tokenizer,
+            CompletionParser(tokenizer, markers, self.stop_ids, tools or ()),
+            prints_calls=self.facts.calls,
+            tools=tools or (),
+            prompt=prober.text(prober.start(), generate=True) or "",
+        )
         self._print_parser = CompletionParser(
             tokenizer, msgspec.structs.replace(markers, prefilled=False), frozenset(), tools or ()
         )
@@ -78,6 +93,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         now: datetime | None = None,
+        parser: str = "auto",
     ) -> ChatTemplate:
         """Probe a Jinja chat template and compile its deltas.
 
@@ -89,9 +105,14 @@ class ChatTemplate:
             template_kwargs: variables of the template (`enable_thinking` and the like).
             now: the instant that `strftime_now` prints in every render. None: the present, read once. It
                 does not count where the template prints no date.
+            parser: what `parse` takes completions apart with: `template` (its own form of tool calls, learnt
+                by probing), `renderers` or `renderers:FAMILY` (that package's parser, extra `[renderers]`),
+                `auto` (the first, unless the form could not be learnt and `renderers` knows the tokenizer's
+                name). It changes no token; `describe()` says which it is and why.
 
         Raises:
-            TemplateError: the source is not Jinja, or renders not even one user message.
+            TemplateError: the source is not Jinja, or renders not even one user message; the parser that was
+                asked for cannot be had.
         """
         # Where no date is printed the instant must not tell two equal templates, or their snapshots, apart.
         instant = (now or datetime.now().astimezone()) if _prints_date(template) else _NO_DATE
@@ -101,19 +122,24 @@ class ChatTemplate:
             tools=tuple(tools) if tools else None,
             variables={**tokenizer.named_tokens, **(template_kwargs or {})},
             now=instant,
+            parser=parser,
         )
 
     def at(self, now: datetime) -> ChatTemplate:
         """The same template with another `now`; itself if nothing would change."""
         if now == self.now or not _prints_date(self.source):
             return self
-        return ChatTemplate(
-            self.tokenizer,
-            JinjaTemplate(self._jinja.source, now=now),
-            tools=self.tools,
-            variables=self.variables,
-            now=now,
-        )
+        if self._dated is None or self._dated.now != now:
+            # To probe anew takes 0.3 s; the conversations that a process restores mostly have one date.
+            self._dated = ChatTemplate(
+                self.tokenizer,
+                JinjaTemplate(self._jinja.source, now=now),
+                tools=self.tools,
+                variables=self.variables,
+                now=now,
+                parser=self._asked_parser,
+            )
+        return self._dated
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Text of a conversation, as `transformers` would render it.
@@ -129,15 +155,15 @@ class ChatTemplate:
 
     def render_marked(self, messages: Sequence[Message], control: ControlTokens, *, generate: bool) -> str:
         """As `render`, with the control tokens in message text marked (see `token_tracking.control`)."""
-        return self._render([control.mark_message(m) for m in messages], self.tools, generate)
+        return self._render(control.mark_messages(messages), self.tools, generate)
 
     def control(self, policy: ControlPolicy) -> ControlTokens:
         """Marking and encoding under a policy."""
         return ControlTokens(self.tokenizer, policy)
 
     def parse(self, ids: Sequence[int]) -> ParsedCompletion:
-        """Take a completion apart with the template's own markers. Never raises on what a model wrote."""
-        return self._parser.parse(ids)
+        """Take a completion apart (see `compile`: `parser`). Never raises on what a model wrote."""
+        return self.parser.parser.parse(ids)
 
     def parse_printed(self, text: str) -> ParsedCompletion:
         """Take apart an assistant turn as the template printed it, prefilled markers included."""
@@ -145,7 +171,7 @@ class ChatTemplate:
 
     def in_reasoning(self, ids: Sequence[int]) -> bool:
         """Whether a completion ends before its reasoning was closed."""
-        return self._parser.in_reasoning(ids)
+        return self.parser.parser.in_reasoning(ids)
 
     def program_delta(
         self, assistant: Message, new: Sequence[Message], control: ControlTokens
@@ -153,7 +179,7 @@ class ChatTemplate:
         """As `delta`, if the program covers it: the messages before the assistant turn are not needed."""
         if self.program is None or not self.program.covers(assistant, new):
             return None
-        return self.program.run(new, control), "program"
+        return self.program.run(assistant, new, control), "program"
 
     def delta(
         self, history: Sequence[Message], new: Sequence[Message], control: ControlTokens
@@ -208,6 +234,7 @@ class ChatTemplate:
                 for (a, b), joint in (program.joints.items() if program else ())
             },
             "contents": dict(program.holes) if program else {},
+            "roads": self._roads(),
             "rewrites_history_after": sorted(set(program.holes) - program.stable) if program else None,
             "stop_ids": {decode([i]): i for i in sorted(self.stop_ids)},
             "after_final_turn": facts.end_text,
@@ -215,7 +242,11 @@ class ChatTemplate:
             "system_message": facts.system,
             "tool_calls": facts.calls,
             "arguments": facts.arguments_form,
-            "call_form": None if markers.call_open is None else msgspec.to_builtins(markers.form),
+            "parser": self.parser.name,
+            "parser_because": self.parser.why,
+            "call_layout": markers.layout,
+            "call_form": None if markers.layout == "none" else msgspec.to_builtins(markers.form),
+            "call_headers": msgspec.to_builtins(markers.headers, order="sorted"),
             "around_calls": [
                 decode([value])
                 for value in (markers.section_open, markers.section_close)
@@ -234,6 +265,18 @@ class ChatTemplate:
             },
         }
 
+    def _roads(self) -> dict[str, str]:
+        """For each pair of neighbours: `program`, or why its deltas are left to renders."""
+        program = self.program
+        if program is None:
+            return {"every pair": f"renders: {self.refusal}"}
+        proven = {pair: "program" for pair in program.joints if pair[1] != GENERATE}
+        for role, strings in program.triggers.items():
+            but = f"program, but renders where a content has {' or '.join(map(repr, strings))}"
+            proven |= dict.fromkeys((pair for pair in proven if role in pair or role == "assistant"), but)
+        refused = {pair: f"renders: {why}" for pair, why in program.refused.items()}
+        return {f"{before} -> {after}": road for (before, after), road in (proven | refused).items()}
+
     @property
     def close_id(self) -> int | None:
         """The stop token that ends a turn which a user answers; None: the template prints none."""
@@ -245,7 +288,7 @@ class ChatTemplate:
         """The ids that can follow an assistant turn first, and the tokenizer's own end of sequence."""
         ids: set[int] = set()
         if self.program is not None:
-            ids |= {j.ids[0] for (role, _), j in self.program.joints.items() if role == "assistant"}
+            ids |= {j.ids[0] for (role, _), j in self.program.joints.items() if role in STARTS}
         else:
             user = {"role": "user", "content": "qzlaterq"}
             runs = [(prober.assistant("qzcontentq"), [user], "qzcontentq")]

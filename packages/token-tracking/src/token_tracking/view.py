@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from token_tracking.branch import Branch, HeldTurn
 from token_tracking.conversation import Conversation
+from token_tracking.findings import lines as finding_lines
 from token_tracking.ledger import TokenSource
 from token_tracking.messages import texts
 from token_tracking.report import ConversationReport, counted
@@ -49,7 +50,7 @@ def render_html(conversation: Conversation, *, title: str, facts: Mapping[str, s
     used = sorted({i for data in branches for i in data["ids"]})
     data = {
         "facts": [*(facts or {}).items(), *_counts(conversation).items()],
-        "findings": [(_finding_kind(line, report), line) for line in report.lines()],
+        "findings": _findings(report),
         "control": sorted(tokenizer.special_ids & set(used)),
         "texts": {i: tokenizer.decode([i]) for i in used},
         "branches": branches,
@@ -81,10 +82,14 @@ def _counts(conversation: Conversation) -> dict[str, str]:
     }
 
 
-def _finding_kind(line: str, report: ConversationReport) -> str:
-    if "broken:" in line:
-        return "bad"
-    return "ok" if line == report.lines()[0] and report.equal == len(report.prompts) else ""
+def _findings(report: ConversationReport) -> list[tuple[str, str]]:
+    """Each line with its class on the page."""
+    first, *others = report.lines()
+    flagged = {*finding_lines(report.findings)}
+    return [
+        ("ok" if report.equal == len(report.prompts) else "", first),
+        *(("bad" if "broken:" in line else "warn" if line in flagged else "", line) for line in others),
+    ]
 
 
 def _branch_data(conversation: Conversation, index: int, report: ConversationReport) -> dict[str, Any]:
@@ -96,9 +101,10 @@ def _branch_data(conversation: Conversation, index: int, report: ConversationRep
     logprobs = [None if np.isnan(value) else round(float(value), 4) for value in ledger.logprobs]
     info = report.branches[index]
     fork = ""
-    if branch.parent is not None:
+    if index:
+        origin = "A root" if branch.parent is None else f"Began from branch {branch.parent}"
         shared = f" It shares {first:,} tokens with it; they are trained there." if first else ""
-        fork = f"Began from branch {branch.parent}: {branch.why}.{shared}"
+        fork = f"{origin} ({branch.cause}): {branch.why}.{shared}"
     return {
         "ids": ledger.ids.tolist(),
         "lp": logprobs,
@@ -143,14 +149,12 @@ def _odd_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[int, str]:
 def blocks(branch: Branch, index: int, report: ConversationReport) -> Iterator[Block]:
     """The tokens of a branch, message by message and turn by turn; shared turns come like the others."""
     at = message = 0
+    notes = _notes(index, report)
     for number, turn in enumerate(branch.turns):
         yield from _messages(branch, at, turn.start, message, turn.message_index)
         start = _header_start(branch, at, turn.start)
         badges = _badges(turn, number < branch.inherited)
-        for check, when in [(c, "") for c in report.prompts] + [(c, "final render: ") for c in report.final]:
-            if check.branch == index:
-                badges += [("", when + r.name) for r in check.rewrites if r.turn == number]
-                badges += [("bad", "prompt broken")] if check.problem and check.turn == number else []
+        badges += notes.get(number, [])
         meta = _turn_meta(turn, number)
         yield Block(
             role="assistant", start=start, end=turn.end, meta=meta, turn=True, badges=[*dict.fromkeys(badges)]
@@ -158,6 +162,21 @@ def blocks(branch: Branch, index: int, report: ConversationReport) -> Iterator[B
         at, message = turn.end, turn.message_index + 1
     if at < len(branch.ledger):
         yield from _messages(branch, at, len(branch.ledger), message, len(branch.messages), close=True)
+
+
+def _notes(index: int, report: ConversationReport) -> dict[int, list[tuple[str, str]]]:
+    """Badges of the turns of a branch: how they are printed now, and whether their prompt is broken."""
+    notes: dict[int, list[tuple[str, str]]] = {}
+    for check, when in [(c, "") for c in report.prompts] + [(c, "final render: ") for c in report.final]:
+        if check.branch != index:
+            continue
+        for rewrite in check.rewrites:
+            badge = ("", when + rewrite.name)
+            if badge not in (known := notes.setdefault(rewrite.turn, [])):
+                known.append(badge)
+        if check.problem:
+            notes.setdefault(check.turn, []).append(("bad", "prompt broken"))
+    return notes
 
 
 def _turn_meta(turn: HeldTurn, number: int) -> str:
@@ -243,7 +262,7 @@ def render_terminal(conversation: Conversation, *, colour: bool = True) -> str:
     lines: list[str] = [*report.lines(), ""]
     for index, branch in enumerate(conversation.branches):
         if len(conversation.branches) > 1:
-            lines.append(f"== branch {index}: {branch.why}")
+            lines.append(f"== branch {index} [{branch.cause}]: {branch.why}")
         for block in blocks(branch, index, report):
             notes = "".join(f" [{text}]" for _, text in block.badges)
             lines.append(f"-- {block.role}  {block.meta}{notes}")

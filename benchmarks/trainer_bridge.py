@@ -1,6 +1,6 @@
 """Samples from one process to another: the bridge against raw ZeroMQ multipart, run side by side.
 
-    python benchmarks/bench_trainer_bridge.py [--quick] [--tokens 32768] [--pairs 15] [--seconds 0.6]
+    python benchmarks/trainer_bridge.py [--quick] [--tokens 32768] [--pairs 15] [--seconds 0.6]
 
 One pair is one run of each, seconds apart, in alternating order; a ratio is bridge / raw of one pair.
 Machines are shared and noisy: read the median and the quartiles, not one figure.
@@ -13,16 +13,20 @@ the consumer, from the first timed sample to the last.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+# This folder's scripts are named like the packages they measure, and would be imported in their place.
+sys.path = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+
 import argparse
 import json
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import msgspec
 import numpy as np

@@ -1,6 +1,6 @@
 """What one turn of a tool-using rollout costs: this package against what else there is, side by side.
 
-    python benchmarks/bench_token_tracking.py [--quick] [--backend auto|tokenizers] [--models qwen3,qwen3_6]
+    python benchmarks/token_tracking.py [--quick] [--backend auto|tokenizers] [--models qwen3,qwen3_6]
 
 One conversation: a system prompt, a task, then turns of about 100 sampled tokens, each answered by a tool
 output of about 600. At every turn each contestant does the same job on the same text, in changing order, and
@@ -25,11 +25,16 @@ package is faster.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+# This folder's scripts are named like the packages they measure, and would be imported in their place.
+sys.path = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+
 import argparse
 import gc
 import json
 import statistics
-import sys
 import tempfile
 import time
 import tracemalloc
