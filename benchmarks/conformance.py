@@ -41,7 +41,7 @@ from conformance_table.cases import Model, NoCaseError, build
 from conformance_table.contestants import CONTESTANTS, judge
 from conformance_table.rows import GOOD, OUTCOMES, QUICK, ROWS, SITUATIONS, Row
 from token_tracking import load_tokenizer
-from token_tracking.hf import HFTokenizer
+from token_tracking.backends.hf import HFTokenizer
 from token_tracking.testing import family_tokenizer
 
 PAGE = Path(__file__).parent.parent / "packages/token-tracking/docs/conformance.md"

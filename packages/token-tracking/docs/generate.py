@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from token_tracking import ChatTemplate, load_tokenizer
-from token_tracking.hf import HFTokenizer
-from token_tracking.inspection import Inspection
-from token_tracking.inspection_tables import sections
-from token_tracking.tables import LEGEND, Cell, Section, cell_markdown, markdown
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.inspecting.inspection import Inspection
+from token_tracking.inspecting.inspection_tables import sections
+from token_tracking.inspecting.tables import LEGEND, Cell, Section, cell_markdown, markdown
 from token_tracking.testing import BASH_TOOL, family_tokenizer, trl_template, trl_templates
 
 PAGES = Path(__file__).parent / "templates"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from token_tracking import ChatTemplate, load_tokenizer
-from token_tracking.hf import HFTokenizer
+from token_tracking.backends.hf import HFTokenizer
 from token_tracking.testing import BASH_TOOL, family_tokenizer, trl_template
 
 

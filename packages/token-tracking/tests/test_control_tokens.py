@@ -17,9 +17,9 @@ from token_tracking import (
     UnsupportedContentError,
     load_tokenizer,
 )
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.compiler.rendering import JinjaTemplate
 from token_tracking.control import LITERAL, MARK, ControlTokens
-from token_tracking.hf import HFTokenizer
-from token_tracking.rendering import JinjaTemplate
 from token_tracking.testing import BASH_TOOL, completion, trl_template, trl_templates
 
 Compile = Callable[..., ChatTemplate]

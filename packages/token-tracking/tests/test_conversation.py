@@ -19,7 +19,7 @@ from token_tracking import (
     TokenSource,
     load_tokenizer,
 )
-from token_tracking.hf import HFTokenizer
+from token_tracking.backends.hf import HFTokenizer
 from token_tracking.testing import BASH_TOOL, completion, trl_template, trl_templates
 
 Compile = Callable[..., ChatTemplate]

@@ -23,7 +23,7 @@ from token_tracking import (
     decode_sglang_experts,
     decode_vllm_experts,
 )
-from token_tracking.experts import ExpertRows, padding_rows, repeated_rows
+from token_tracking.answers.experts import ExpertRows, padding_rows, repeated_rows
 from token_tracking.snapshot import KIND_CONVERSATION, ConversationImage, pack, unpack
 from token_tracking.testing import completion
 

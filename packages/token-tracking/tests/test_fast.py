@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_tracking import ChatTemplate, Conversation, corpus, load_tokenizer
-from token_tracking.fast import FastEncoder, Verdict, prove
-from token_tracking.hf import HFTokenizer
-from token_tracking.rendering import JinjaTemplate
+from token_tracking import ChatTemplate, Conversation, load_tokenizer
+from token_tracking.backends import corpus
+from token_tracking.backends.fast import FastEncoder, Verdict, prove
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.compiler.rendering import JinjaTemplate
 from token_tracking.testing import completion, trl_template
 
 

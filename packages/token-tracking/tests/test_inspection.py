@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from token_tracking import ChatTemplate, chat_source, tables
+from token_tracking import ChatTemplate
+from token_tracking.backends.hf import HFTokenizer
 from token_tracking.cli import main
-from token_tracking.hf import HFTokenizer
-from token_tracking.inspection import Inspection
-from token_tracking.inspection_tables import sections
-from token_tracking.rehearsal import rehearse
+from token_tracking.inspecting import chat_source, tables
+from token_tracking.inspecting.inspection import Inspection
+from token_tracking.inspecting.inspection_tables import sections
+from token_tracking.inspecting.rehearsal import rehearse
 from token_tracking.testing import trl_template
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE

@@ -40,8 +40,8 @@ from token_tracking import (
     TokenTrackingError,
     UnsupportedContentError,
 )
-from token_tracking.branch import Branch
-from token_tracking.hf import HFTokenizer
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.history.branch import Branch
 from token_tracking.messages import same
 from token_tracking.testing import completion, trl_template
 

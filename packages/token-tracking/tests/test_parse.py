@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from token_tracking import ChatTemplate, ParsedCompletion
-from token_tracking.argument_types import ArgumentTypes
-from token_tracking.call_forms import JsonForm, read
-from token_tracking.call_scan import Markers
-from token_tracking.hf import HFTokenizer
-from token_tracking.parse import CompletionParser
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.parsing.argument_types import ArgumentTypes
+from token_tracking.parsing.call_forms import JsonForm, read
+from token_tracking.parsing.call_scan import Markers
+from token_tracking.parsing.parse import CompletionParser
 
 
 @pytest.fixture(scope="module")

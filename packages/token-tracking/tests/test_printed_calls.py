@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_tracking import ChatTemplate, Conversation, GenerationRecord, ParsedCompletion
-from token_tracking.hf import HFTokenizer
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.compiler.probe import examine
+from token_tracking.compiler.rendering import JinjaTemplate
 from token_tracking.messages import with_arguments
-from token_tracking.parse import CompletionParser
-from token_tracking.probe import examine
-from token_tracking.rendering import JinjaTemplate
+from token_tracking.parsing.parse import CompletionParser
 from token_tracking.testing import family_tokenizer, trl_templates
 
 TOOL = {

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from token_tracking import ChatTemplate, Conversation, GenerationRecord, MissingLogprobsError, RecordError
+from token_tracking.answers.expert_payloads import decode_sglang_experts
+from token_tracking.backends.hf import HFTokenizer
 from token_tracking.errors import RecordCode
-from token_tracking.expert_payloads import decode_sglang_experts
-from token_tracking.hf import HFTokenizer
 from token_tracking.media import media_ids
 from token_tracking.testing import completion
 

@@ -23,10 +23,10 @@ from token_tracking import (
     TokenLedger,
     UnsupportedContentError,
 )
-from token_tracking.argument_types import ArgumentTypes
-from token_tracking.call_forms import JsonForm, read
+from token_tracking.backends.hf import HFTokenizer
 from token_tracking.control import ControlTokens
-from token_tracking.hf import HFTokenizer
+from token_tracking.parsing.argument_types import ArgumentTypes
+from token_tracking.parsing.call_forms import JsonForm, read
 from token_tracking.snapshot import KIND_CONVERSATION, ConversationImage, pack, unpack
 from token_tracking.testing import BASH_TOOL, completion, trl_template
 

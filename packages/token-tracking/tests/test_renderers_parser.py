@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from token_tracking import ChatTemplate, ParsedCompletion, TemplateError
-from token_tracking.hf import HFTokenizer
-from token_tracking.markers import Markers
-from token_tracking.parse import CompletionParser
-from token_tracking.parser_choice import choose
-from token_tracking.renderers_parser import RenderersParser
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.parsing.markers import Markers
+from token_tracking.parsing.parse import CompletionParser
+from token_tracking.parsing.parser_choice import choose
+from token_tracking.parsing.renderers_parser import RenderersParser
 from token_tracking.testing import BASH_TOOL, family_tokenizer, trl_template
 
 pytest.importorskip("renderers")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from token_tracking import ChatTemplate, TemplateError, UnsupportedContentError
-from token_tracking.hf import HFTokenizer
-from token_tracking.rendering import JinjaTemplate
+from token_tracking.backends.hf import HFTokenizer
+from token_tracking.compiler.rendering import JinjaTemplate
 from token_tracking.testing import BASH_TOOL, trl_template, trl_templates
 
 Compile = Callable[..., ChatTemplate]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from token_tracking import ChatTemplate, Conversation, GenerationRecord, TemplateError
-from token_tracking.hf import HFTokenizer
+from token_tracking.backends.hf import HFTokenizer
 from token_tracking.testing import BASH_TOOL
 
 Message = dict[str, Any]

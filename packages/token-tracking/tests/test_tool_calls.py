@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_tracking import ChatTemplate, Conversation, ParsedCompletion, strict_json
-from token_tracking.argument_types import ArgumentTypes, decode
-from token_tracking.call_forms import ElementForm, JsonForm, NamedForm
-from token_tracking.hf import HFTokenizer, with_added_tokens
+from token_tracking import ChatTemplate, Conversation, ParsedCompletion
+from token_tracking.backends.hf import HFTokenizer, with_added_tokens
+from token_tracking.parsing import strict_json
+from token_tracking.parsing.argument_types import ArgumentTypes, decode
+from token_tracking.parsing.call_forms import ElementForm, JsonForm, NamedForm
 from token_tracking.testing import completion, trl_template
 
 EDIT_TOOL = {
@@ -251,7 +252,7 @@ def test_values_of_array_type_are_never_evaluated(speaking: Compile):
 
 def test_nothing_that_evaluates_is_reachable_from_parse():
     """verl#6542, for every module of this package that `parse` imports."""
-    waiting, seen = ["token_tracking.parse", "token_tracking.probe_calls"], set[str]()
+    waiting, seen = ["token_tracking.parsing.parse", "token_tracking.compiler.probe_calls"], set[str]()
     while waiting:
         module = waiting.pop()
         if module in seen:
@@ -276,12 +277,12 @@ def test_nothing_that_evaluates_is_reachable_from_parse():
                     module
                 )
     assert {
-        "token_tracking.call_forms",
-        "token_tracking.strict_json",
-        "token_tracking.argument_types",
-        "token_tracking.literals",
-        "token_tracking.bare_calls",
-        "token_tracking.header_scan",
+        "token_tracking.parsing.call_forms",
+        "token_tracking.parsing.strict_json",
+        "token_tracking.parsing.argument_types",
+        "token_tracking.parsing.literals",
+        "token_tracking.parsing.bare_calls",
+        "token_tracking.parsing.header_scan",
     } <= seen
 
 
@@ -293,8 +294,13 @@ def _imports(node: ast.AST) -> Iterator[str]:
         yield from (
             f"{node.module}.{alias.name}"
             for alias in node.names
-            if node.module == "token_tracking" and util.find_spec(f"{node.module}.{alias.name}")
+            if _is_package(node.module) and util.find_spec(f"{node.module}.{alias.name}")
         )
+
+
+def _is_package(module: str) -> bool:
+    spec = util.find_spec(module) if module.startswith("token_tracking") else None
+    return spec is not None and spec.submodule_search_locations is not None
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from token_tracking import ChatTemplate, Conversation, TokenTrackingError
+from token_tracking.checking.diff_text import render
+from token_tracking.checking.verification import Verification, read_document, verify_document, verify_snapshot
 from token_tracking.cli import main
-from token_tracking.diff_text import render
 from token_tracking.testing import BASH_TOOL, completion, trl_templates
-from token_tracking.verification import Verification, read_document, verify_document, verify_snapshot
 
 Compile = Callable[..., ChatTemplate]
 Message = dict[str, Any]

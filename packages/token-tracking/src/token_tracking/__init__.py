@@ -7,6 +7,8 @@ them on first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from token_tracking.answers.expert_payloads import decode_sglang_experts, decode_vllm_experts
+from token_tracking.answers.experts import DeferredRows
 from token_tracking.errors import (
     AmbiguousHistoryError,
     ControlTokenError,
@@ -21,30 +23,28 @@ from token_tracking.errors import (
     TokenTrackingError,
     UnsupportedContentError,
 )
-from token_tracking.expert_payloads import decode_sglang_experts, decode_vllm_experts
-from token_tracking.experts import DeferredRows
-from token_tracking.forms import FormCost, form_costs, turn_samples
+from token_tracking.forms.tree import PrefixTree, TreeLeaf, TreeNode, prefix_tree
+from token_tracking.forms.turns import FormCost, form_costs, turn_samples
 from token_tracking.kept import KeptSets
 from token_tracking.ledger import TokenLedger, TokenSource
 from token_tracking.manager import TokenManager
-from token_tracking.parse import ParsedCompletion
+from token_tracking.parsing.parse import ParsedCompletion
+from token_tracking.parsing.tool_call import ToolCall
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import NOT_SAMPLED, UNKNOWN_VERSION, Sample, Turn
 from token_tracking.tokenizer import Tokenizer, load_tokenizer
-from token_tracking.tool_call import ToolCall
-from token_tracking.tree import PrefixTree, TreeLeaf, TreeNode, prefix_tree
 
 if TYPE_CHECKING:
+    from token_tracking.checking.report import ConversationReport
     from token_tracking.conversation import Conversation
-    from token_tracking.plan import Plan
-    from token_tracking.report import ConversationReport
+    from token_tracking.history.plan import Plan
     from token_tracking.template import ChatTemplate
 
 _LAZY = {
     "ChatTemplate": "token_tracking.template",
     "Conversation": "token_tracking.conversation",
-    "ConversationReport": "token_tracking.report",
-    "Plan": "token_tracking.plan",
+    "ConversationReport": "token_tracking.checking.report",
+    "Plan": "token_tracking.history.plan",
 }
 
 __all__ = [

@@ -100,9 +100,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from token_tracking import chat_source, tables
-    from token_tracking.inspection import Inspection
-    from token_tracking.inspection_tables import sections
+    from token_tracking.inspecting import chat_source, tables
+    from token_tracking.inspecting.inspection import Inspection
+    from token_tracking.inspecting.inspection_tables import sections
     from token_tracking.template import ChatTemplate
     from token_tracking.testing import BASH_TOOL
 
@@ -146,7 +146,7 @@ def _view(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from token_tracking import diff_text, verification
+    from token_tracking.checking import diff_text, verification
     from token_tracking.conversation import Conversation
 
     path: Path = arguments.file

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from token_tracking.admission import admit
-from token_tracking.branch import Branch, Message
-from token_tracking.causes import CrossStop
+from token_tracking.answers.admission import admit
 from token_tracking.control import ControlPolicy
 from token_tracking.errors import AmbiguousHistoryError, ConversationError
+from token_tracking.history.branch import Branch, Message
+from token_tracking.history.causes import CrossStop
+from token_tracking.history.plan import Decision, Plan, decide, decide_added
+from token_tracking.history.transcript import Transcript
 from token_tracking.messages import own_assistant
-from token_tracking.plan import Decision, Plan, decide, decide_added
 from token_tracking.record import GenerationRecord
 from token_tracking.template import ChatTemplate
-from token_tracking.transcript import Transcript
 
 
 class Conversation(Transcript):

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from token_tracking import claims, engine_text
+from token_tracking.answers import claims, engine_text
+from token_tracking.answers.experts import DeferredRows, Rows, check_rows, head
+from token_tracking.answers.prompt_claim import check_read
+from token_tracking.answers.stops import Decode, stop_end
 from token_tracking.errors import RecordError
-from token_tracking.experts import DeferredRows, Rows, check_rows, head
 from token_tracking.kept import KeptSets
-from token_tracking.prompt_claim import check_read
 from token_tracking.sample import UNKNOWN_VERSION, FinishReason, LogprobKind, is_version
-from token_tracking.stops import Decode, stop_end
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):

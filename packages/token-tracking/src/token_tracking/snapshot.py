@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from token_tracking.causes import Cause, CrossStop
+from token_tracking.answers.experts import DTYPES, ExpertPiece, ExpertRows, Rows
 from token_tracking.control import ControlPolicy
 from token_tracking.errors import SnapshotError, TokenTrackingError
-from token_tracking.experts import DTYPES, ExpertPiece, ExpertRows, Rows
+from token_tracking.history.causes import Cause, CrossStop
 from token_tracking.kept import KeptSets
 from token_tracking.ledger import TokenLedger
 from token_tracking.messages import own
 
 if TYPE_CHECKING:
-    from token_tracking.branch import Branch
     from token_tracking.conversation import Conversation
+    from token_tracking.history.branch import Branch
     from token_tracking.template import ChatTemplate
 
 KIND_CONVERSATION = b"TTSNAPCV"
@@ -278,8 +278,8 @@ def _shared(earlier: Sequence[Any], ledger: TokenLedger) -> tuple[int | None, in
 
 def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
     """See `Conversation.from_bytes`."""
-    from token_tracking.branch import Branch, HeldTurn, Prompt
     from token_tracking.conversation import Conversation
+    from token_tracking.history.branch import Branch, HeldTurn, Prompt
 
     image = unpack(KIND_CONVERSATION, data, ConversationImage)
     try:

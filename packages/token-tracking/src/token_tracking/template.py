@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
+from token_tracking.compiler.delta import MARKER, Delta, DeltaProgram, Refusal, marked_turn
+from token_tracking.compiler.joints import GENERATE, STARTS
+from token_tracking.compiler.probe import Prober, examine
+from token_tracking.compiler.proof import compile_program
+from token_tracking.compiler.rendering import JinjaTemplate
 from token_tracking.control import ControlPolicy, ControlTokens
-from token_tracking.delta import MARKER, Delta, DeltaProgram, Refusal, marked_turn
 from token_tracking.errors import TemplateError
-from token_tracking.joints import GENERATE, STARTS
 from token_tracking.media import MediaIds
 from token_tracking.messages import Message, check, with_arguments, with_string_content
-from token_tracking.parse import CompletionParser, ParsedCompletion
-from token_tracking.parser_choice import ParserChoice, choose
-from token_tracking.probe import Prober, examine
-from token_tracking.proof import compile_program
-from token_tracking.rendering import JinjaTemplate
+from token_tracking.parsing.parse import CompletionParser, ParsedCompletion
+from token_tracking.parsing.parser_choice import ParserChoice, choose
 from token_tracking.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from token_tracking.backends.hf import HFTokenizer, with_added_tokens
 from token_tracking.conversation import Conversation
 from token_tracking.errors import TemplateError
-from token_tracking.hf import HFTokenizer, with_added_tokens
 from token_tracking.record import GenerationRecord
 from token_tracking.sample import UNKNOWN_VERSION, FinishReason
 from token_tracking.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from token_tracking.cache import default_cache
+from token_tracking.backends.cache import default_cache
 from token_tracking.errors import TokenizerError
 
 Backend = Literal["fastokens", "tokenizers"]
@@ -122,13 +122,13 @@ def load_tokenizer(
     Raises:
         TokenizerError: the source is unknown, unreadable, or its package is not installed.
     """
-    from token_tracking import hf
+    from token_tracking.backends import hf
 
     text = str(source)
     cache = cache_dir or default_cache()
     fast = cache if backend == "auto" else None
     if text.startswith(QWEN_SCHEME):
-        from token_tracking.qwen import load_qwen
+        from token_tracking.backends.qwen import load_qwen
 
         return load_qwen(text.removeprefix(QWEN_SCHEME), cache_dir=cache, fast=fast is not None)
     if text in QWEN_NAMES and not Path(text).exists():

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from token_tracking.branch import Branch, HeldTurn
+from token_tracking.checking.report import ConversationReport, counted
 from token_tracking.conversation import Conversation
-from token_tracking.findings import lines as finding_lines
+from token_tracking.history.branch import Branch, HeldTurn
+from token_tracking.history.findings import lines as finding_lines
 from token_tracking.ledger import TokenSource
 from token_tracking.messages import texts
-from token_tracking.report import ConversationReport, counted
 from token_tracking.tokenizer import Tokenizer
 
 

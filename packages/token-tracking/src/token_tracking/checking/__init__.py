@@ -1,0 +1,1 @@
+"""Held tokens against full renders: ours, and those of any other trainer."""

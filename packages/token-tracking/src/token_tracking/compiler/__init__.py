@@ -1,0 +1,1 @@
+"""How a chat template is learnt: probed with sentinel messages, compiled to a delta program, proven."""

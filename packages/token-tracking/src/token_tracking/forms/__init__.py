@@ -1,0 +1,1 @@
+"""The samples of a conversation, in the forms that trainers take."""

@@ -1,0 +1,1 @@
+"""Branches of a conversation, and how a message list continues one."""

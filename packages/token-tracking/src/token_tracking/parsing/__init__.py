@@ -1,0 +1,1 @@
+"""A completion taken apart into reasoning, content and tool calls."""
