@@ -51,8 +51,9 @@ class ControlTokens:
         self.tokenizer = tokenizer
         longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        # Two characters tell markup that is common in tool output ("<module>") from a control token.
-        self._starts = tuple({token[:2] for token in longest_first})
+        # Two characters tell markup that is common in tool output ("<module>") from a control token, and a
+        # pattern finds two characters faster than `in` does.
+        self._starts = re.compile("|".join(sorted({re.escape(token[:2]) for token in longest_first})))
         self._longest = len(longest_first[0]) if longest_first else 0
         self._firsts = tuple({token[0] for token in longest_first})
         self._lasts = tuple({token[-1] for token in longest_first})
@@ -74,7 +75,7 @@ class ControlTokens:
             return text
         if MARK in text:
             text = text.replace(MARK, MARK + LITERAL)
-        if any(map(text.__contains__, self._starts)):
+        if self._starts.search(text):
             text = self._pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], text)
         return self._seal(text)
 

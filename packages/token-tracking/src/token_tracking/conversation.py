@@ -83,7 +83,7 @@ class Conversation(Transcript):
             raise ConversationError(
                 f"cannot append: {decision.plan.why}; call advance with the whole history"
             )
-        self._branch.go_on(len(self._branch.messages), decision.plan.new)
+        self._branch.go_on(len(self._branch.messages), decision.plan.new, by_program=decision.by_program)
 
     def advance(self, messages: Sequence[Message], *, template: ChatTemplate | None = None) -> Plan:
         """Continue with the harness's whole message list: plan, and do what the plan says.
@@ -105,7 +105,7 @@ class Conversation(Transcript):
             self.close_turn()
         if decision.keep is not None:
             self._current = decision.branch
-            self._branch.go_on(decision.keep, plan.new)
+            self._branch.go_on(decision.keep, plan.new, by_program=decision.by_program)
         else:
             self._fork(decision, template or self._branches[decision.branch].template)
         return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from token_tracking import kept as kept_sets
+from token_tracking.arrays import Ids, Logprobs, token_ids, token_logprobs
 from token_tracking.errors import LedgerError
 from token_tracking.kept import KeptSets
-from token_tracking.sample import MAX_VERSION, NOT_SAMPLED, is_version
-
-Ids = Sequence[int] | npt.NDArray[Any]
-Logprobs = Sequence[float] | npt.NDArray[Any]
+from token_tracking.sample import NOT_SAMPLED, is_version
 
 
 class TokenSource(IntEnum):
@@ -36,8 +34,6 @@ _CHANNELS: tuple[tuple[str, type[np.generic]], ...] = (
     ("versions", np.int32),
     ("sources", np.uint8),
 )
-_INT32 = np.dtype(np.int32)
-_FLOAT32 = np.dtype(np.float32)
 _PROMPT: dict[str, float] = {"mask": 0, "logprobs": np.nan, "versions": NOT_SAMPLED, "sources": 0}
 """What a prompt token has in the channels beside its id; memory is prepared with it."""
 BYTES_PER_TOKEN = sum(np.dtype(dtype).itemsize for _, dtype in _CHANNELS)
@@ -159,14 +155,18 @@ class TokenLedger:
         Raises:
             LedgerError: an id is negative or not an integer. Nothing was appended.
         """
-        tokens = _ids(ids)
+        tokens = token_ids(ids)
         start = self._base_length + self._block.length
         self._block.append_prompt(tokens)
         return start, start + len(tokens)
 
+    def append_encoded(self, ids: npt.NDArray[np.int32]) -> None:
+        """As `append_prompt`, of ids that a tokenizer just gave: they are not checked again."""
+        self._block.append_prompt(ids)
+
     def append_repair(self, ids: Ids) -> tuple[int, int]:
         """Append tokens that close a cut-off turn: as `append_prompt`, marked `REPAIR`."""
-        tokens = _ids(ids)
+        tokens = token_ids(ids)
         start = len(self)
         self._block.append({"ids": tokens, "sources": TokenSource.REPAIR.value}, len(tokens))
         return start, start + len(tokens)
@@ -189,12 +189,12 @@ class TokenLedger:
             LedgerError: counts differ, a log-probability is not finite or above 0, the version is out of
                 range, or an id is not in its kept set. Nothing was appended.
         """
-        tokens = _ids(ids)
+        tokens = token_ids(ids)
         if not is_version(weight_version):
             raise LedgerError(
                 f"weight version {weight_version!r}: need an int in 0..2**31-1, or -2 (unknown)"
             )
-        values = _logprobs(logprobs, tokens)
+        values = token_logprobs(logprobs, tokens)
         if kept is not None and (fault := kept_sets.fault(kept, tokens)) is not None:
             raise LedgerError(fault.why)
         start, count = len(self), len(tokens)
@@ -318,38 +318,3 @@ class TokenLedger:
         view = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
         view.setflags(write=False)
         return view
-
-
-def _ids(ids: Ids) -> npt.NDArray[np.int32]:
-    array = np.asarray(ids)
-    if array.dtype is _INT32 and array.ndim == 1 and (not len(array) or np.minimum.reduce(array) >= 0):
-        return array
-    if array.ndim != 1:
-        raise LedgerError(f"token ids must be flat, got shape {array.shape}")
-    if not len(array):
-        return np.empty(0, np.int32)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise LedgerError(f"token ids must be integers, got {array.dtype}")
-    if int(array.min()) < 0 or int(array.max()) > MAX_VERSION:
-        raise LedgerError(f"token ids must lie in 0..2**31-1, got {array.min()}..{array.max()}")
-    return array.astype(np.int32, copy=False)
-
-
-def _logprobs(logprobs: Logprobs | None, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32] | float:
-    if logprobs is None:
-        return np.nan
-    if isinstance(logprobs, np.ndarray) and logprobs.dtype is _FLOAT32:
-        values: npt.NDArray[np.float32] = logprobs
-    else:
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes -inf, and is refused below
-            values = np.asarray(logprobs, dtype=np.float32)
-    if values.shape != tokens.shape:
-        raise LedgerError(f"{values.size} log-probabilities for {len(tokens)} sampled ids")
-    # Two reductions instead of four arrays: NaN makes either comparison False.
-    if not len(values) or (np.maximum.reduce(values) <= 0 and np.minimum.reduce(values) > -np.inf):
-        return values
-    at = int(np.flatnonzero(~(np.isfinite(values) & (values <= 0)))[0])
-    raise LedgerError(
-        f"log-probability {values[at]} of sampled token {at} (id {tokens[at]}): need a finite "
-        "value <= 0; pass None if the engine recorded none"
-    )

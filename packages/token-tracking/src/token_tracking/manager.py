@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from token_tracking.ledger import Ids, Logprobs, TokenLedger
+from token_tracking.arrays import Ids, Logprobs
+from token_tracking.ledger import TokenLedger
 from token_tracking.sample import UNKNOWN_VERSION
 
 

@@ -108,6 +108,7 @@ class Branch:
         self.ledger = TokenLedger()
         self.experts = ExpertRows()
         self.prompt: Prompt | None = None
+        self._by_program = False
 
     @property
     def open_turn(self) -> bool:
@@ -154,11 +155,15 @@ class Branch:
             return None
         return self.control.unmark(text[at + len(turn.frame) :].removesuffix(end_text))
 
-    def go_on(self, keep: int, new: Sequence[Message]) -> None:
-        """Keep the first `keep` messages, all of the last turn among them, and append new ones."""
+    def go_on(self, keep: int, new: Sequence[Message], *, by_program: bool) -> None:
+        """Keep the first `keep` messages, all of the last turn among them, and append new ones.
+
+        `by_program`: the template's program covers all that follows the last turn.
+        """
         if new or keep < len(self.messages):
             self.unwind_prompt()
             self.messages[keep:] = [dict(message) for message in new]
+            self._by_program = by_program
 
     def unwind_prompt(self) -> None:
         """Take back a prompt that nothing was sampled after."""
@@ -197,9 +202,11 @@ class Branch:
         split = self.turns[-1].message_index + 1
         if self.control.policy == "error":
             self.control.mark_messages(self.messages[split:], split)  # a delta does not know their indices
-        found = self.template.program_delta(self.messages[split - 1], self.messages[split:], self.control)
-        if found is None:
-            found = self.template.delta(self.messages[:split], self.messages[split:], self.control)
+        program = self.template.program
+        if self._by_program and program is not None:
+            # Not asked again: the plan has just seen these messages.
+            return program.run(self.messages[split - 1], self.messages[split:], self.control), "program"
+        found = self.template.delta(self.messages[:split], self.messages[split:], self.control)
         if found is None:
             raise ConversationError("internal: a prompt without a delta was planned as an append")
         return found
@@ -207,7 +214,7 @@ class Branch:
     def _write(self, delta: Delta) -> None:
         ids = delta.ids
         if not self.turns:
-            self.ledger.append_prompt(ids)
+            self.ledger.append_encoded(ids)
             return
         turn = self.turns[-1]
         stop = turn.last.stop_id
@@ -220,7 +227,7 @@ class Branch:
             ids = ids[1:]
         else:
             self.turns[-1] = msgspec.structs.replace(turn, cross_stop=True)
-        self.ledger.append_prompt(ids)
+        self.ledger.append_encoded(ids)
 
     def _repair(self, turn: HeldTurn) -> str:
         """What closes the reasoning of a turn that was cut off inside it."""

@@ -39,6 +39,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of the branch that stay when it goes on. None: a new branch begins."""
     shared: int = 0
     """Turns that a new branch begins with."""
+    by_program: bool = False
+    """The template's program covers all messages after the last turn."""
 
 
 def decide(
@@ -139,10 +141,11 @@ def _go_on(branch: Branch, index: int, keep: int, new: tuple[Message, ...]) -> D
         return go_on
     program, answered = branch.template.program, branch.messages[split - 1]
     if program is not None and program.covers(answered, pending) and program.is_stable(answered, pending):
-        printed = program.stop_id(answered, pending[0]["role"])
-        if branch.cross_stop == "branch" and _crosses(branch, -1, printed):
-            return _end_at_cross_stop(branch, index, keep, new)
-        return go_on
+        if branch.cross_stop == "branch":
+            printed = program.stop_id(answered, pending[0]["role"])
+            if _crosses(branch, -1, printed):
+                return _end_at_cross_stop(branch, index, keep, new)
+        return Decision(plan=plan, branch=index, keep=keep, by_program=True)
     messages = (*branch.messages[:keep], *new)
     text = branch.template.render_marked(messages, branch.control, generate=True)
     found = branch.template.delta(messages[:split], pending, branch.control)

@@ -1,7 +1,8 @@
 """The forms in which templates print a tool call, each with its reader for what a model wrote in that form.
 
 A form is learnt by rendering (`token_tracking.compiler.probe_calls`). Readers take the text between the
-markers of one call. They are strict about the form's words and lenient about the blanks between them, which models vary.
+markers of one call. They are strict about the form's words and lenient about the blanks between them, which
+models vary.
 """
 
 from __future__ import annotations
