@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 
 import torch
-from trainer_bridge import Collator, SampleDataset, SampleReceiver
+from trainer_bridge import Collator, ReceiverConfig, SampleDataset, SampleReceiver
 from trainer_bridge.batch import token_logprobs
-from trainer_bridge.group_source import GroupSource
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--bind", default="tcp://127.0.0.1:5557")
@@ -23,9 +22,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 collator = Collator(weights="rollout", advantages="grpo")
 checkpoint, half_written = args.out / "checkpoint.pt", args.out / "checkpoint.tmp"
 
-with SampleReceiver(args.bind, out=args.out / "samples") as receiver:
-    source = GroupSource(receiver, group_size=args.group_size)
-    dataset = SampleDataset(source, collator.pad, groups=2, deadline_s=60.0)
+config = ReceiverConfig(group_size=args.group_size, commit_on="checkpoint")
+with SampleReceiver(args.bind, out=args.out / "samples", config=config) as receiver:
+    dataset = SampleDataset(receiver, collator.pad, groups=2, deadline_s=60.0)
     step = 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -44,10 +43,12 @@ with SampleReceiver(args.bind, out=args.out / "samples") as receiver:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
+        dataset.commit()  # in the weights, and so in the state that is saved with them
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save({**state, "dataset": dataset.state_dict()}, half_written)
+        state["dataset"] = dataset.state_dict()
+        torch.save(state, half_written)
         half_written.replace(checkpoint)
-        dataset.commit()  # now the workers may forget the step; killed before this line, it comes again
+        dataset.checkpoint_saved(state["dataset"])  # now the workers may forget it
         receiver.publish(weights_version=step)
         said = {"step": step, "reward": batch.rewards.mean().item(), "ratio": ratio.mean().item()}
         print(json.dumps(said), flush=True)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def receiver_config() -> Callable[..., ReceiverConfig]:
 def programs() -> Path:
     """Folder of the small programs that tests run as processes of their own."""
     return Path(__file__).parent / "programs"
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder that costs no disk flushes, where the system has such: for many short lives of a spool."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else tmp_path) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import xxhash
 LIMIT = 1 << 20
 FORMATS = {"bool": "?", "u1": "B", "i1": "b", "u2": "H", "i2": "h", "u4": "I", "i4": "i"}
 FORMATS |= {"u8": "Q", "i8": "q", "f2": "e", "f4": "f", "f8": "d"}
+FORMATS["bf2"] = "H"  # bfloat16: its bits
 SIZES = {code: struct.calcsize("<" + fmt) for code, fmt in FORMATS.items()}
 TABLES = """
 SET upto ranges
@@ -22,18 +23,27 @@ HELLO session role peer name minor_min minor_max schemas features epoch streams
 WELCOME session receiver minor schema features window max_payload control_address acks
  sequence_limit byte_limit
 DATA schema producer epoch sequence created_ns rollout_id group_id attempt task_id parts arrays payload_nbytes
- payload_hash
+ payload_hash group_size
 ACK session levels
 CONTROL session generation run_state weights_version min_version policy_run
 CREDIT session sequence_limit byte_limit
 BYE session reason
 ERROR session code text epoch sequence
 REPORT session generation last_sequence unsettled
+ASK session rank world groups
+SHARE session step groups
+GROUP group_id size complete rollouts
+ROLLOUT producer_name restored nacks staleness
+READY session step
+VERDICT session step verdict reason
+DONE session step committed reason
+STATUS session metrics producers
 PART prompt_length turns reward in_loss in_baseline status source policy_run provenance extra
 TURN start end finish_reason logprob_kind temperature top_p top_k min_p reward
 """
 FIELDS = {line.split()[0]: line.split()[1:] for line in TABLES.replace("\n ", " ").strip().splitlines()}
 KINDS = dict(enumerate(["HELLO", "WELCOME", "DATA", "ACK", "CONTROL", "CREDIT", "BYE", "ERROR", "REPORT"], 1))
+KINDS |= dict(enumerate(["ASK", "SHARE", "READY", "VERDICT", "DONE", "STATUS"], 10))
 REQUIRED = {"token_ids": "i4", "loss_mask": "u1", "logprobs": "f4", "versions": "i4"}
 OPTIONAL = ["kept_ids", "kept_offsets", "routed_experts"]
 
@@ -128,6 +138,10 @@ def read_head(head: bytes) -> tuple[str, dict[str, Any]]:
     for key in ("levels", "acks"):
         if key in body:
             body[key] = [levels(each) for each in body[key]]
+    if kind == "SHARE":
+        body["groups"] = [named("GROUP", group) for group in body["groups"]]
+        for group in body["groups"]:
+            group["rollouts"] = [named("ROLLOUT", rollout) for rollout in group["rollouts"]]
     return kind, body
 
 
@@ -150,7 +164,7 @@ def read_data(frames: list[bytes]) -> dict[str, Any]:
         isinstance(body[k], bytes) and len(body[k]) == 16 for k in ("producer", "rollout_id", "group_id")
     ):
         raise RefusedError("bad_body")
-    if not 1 <= len(body["parts"]) <= 1024:
+    if not 1 <= len(body["parts"]) <= 1024 or not 0 <= body.setdefault("group_size", 0) <= 65_536:
         raise RefusedError("bad_body")
     payload = frames[1]
     if len(payload) != body["payload_nbytes"]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from trainer_bridge import SampleReceiver, SampleSender
+from trainer_bridge import ReceiverConfig, SampleObserver, SampleReceiver, SampleSender, Timing
+from trainer_bridge.commands.gauge import Gauge
 from trainer_bridge.segment_log import segment_paths
 from trainer_bridge.testing import make_rollout, make_sample
 
@@ -131,7 +132,7 @@ def test_tail_looks_on_and_takes_nothing(start: Start) -> None:
             sender.send([make_sample(1), *make_rollout(2, parts=2), make_sample(3)])
             out, _ = process.communicate(timeout=10)
             assert process.returncode == 0
-            events = [json.loads(line) for line in out.splitlines()]
+            events = [e for e in map(json.loads, out.splitlines()) if e["event"] != "status"]
             assert [e.get("task_id") for e in events] == ["task-1", "task-2", "task-2", None]
             assert events[-1] == {"event": "end", "rollouts": 2, "samples": 3, "reason": "count"}
             assert sender.stats().acknowledged == 0
@@ -201,6 +202,7 @@ def test_tail_is_a_live_table_on_a_terminal(start: Start, monkeypatch: pytest.Mo
     assert process.wait(5) == 0
     text = shown.decode()
     assert "1 samples seen" in text
+    assert "credit" in text
     assert "task-1" in text
     assert "completed" in text
 
@@ -214,7 +216,7 @@ def test_audit_and_replay(tmp_path: Path, start: Start) -> None:
             lease.commit()
     done = subprocess.run([*COMMAND, "audit", tmp_path], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0
-    assert done.stdout.startswith("2 records, 2 rollouts, 3 samples, 192 tokens\n")
+    assert done.stdout.startswith("2 records, 2 rollouts, 3 samples, 192 tokens in store ")
     process = start("receive", "--json")
     address = listening(process)
     for _ in range(2):  # again: the receiver drops what it has
@@ -257,3 +259,82 @@ def test_a_reader_that_goes_away_ends_receive_quietly(start: Start) -> None:
         sender.close(drain_s=0.0)
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
+
+
+def test_bench_measures_this_machine(start: Start) -> None:
+    process = start("bench", "--seconds", 0.1, "--json")
+    out, err = process.communicate(timeout=50)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    assert [row["tokens"] for row in found["rows"]] == [4096, 32768]
+    for row in found["rows"]:
+        assert row["nbytes"] == row["tokens"] * 13
+        assert row["mb_per_s"] == pytest.approx(row["per_s"] * row["nbytes"] / 1e6)
+        assert 0 < row["ack_ms"] <= row["ack_p99_ms"]
+        assert row["sender_us"] > 0
+        assert row["receiver_us"] > 0
+
+
+def test_bench_feeds_no_trainer(start: Start) -> None:
+    with SampleReceiver() as receiver:
+        process = start("bench", receiver.address)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 2
+        assert "made-up samples would go to a trainer" in err
+        assert receiver.stats().messages == 0
+
+
+def test_bench_of_a_link(start: Start) -> None:
+    other = start("bench", "--serve", "--json")
+    assert other.stdout is not None
+    address = json.loads(other.stdout.readline())["address"]
+    process = start("bench", address, "--seconds", 0.05)
+    out, err = process.communicate(timeout=50)
+    assert process.returncode == 0, err
+    lines = out.splitlines()
+    assert lines[0].split()[:4] == ["tokens", "bytes", "samples/s", "MB/s"]
+    assert [line.split()[0] for line in lines[1:3]] == ["4096", "32768"]
+    assert [line.split()[5] for line in lines[1:3]] == ["-", "-"], "its CPU is not seen from here"
+    assert end(other, signal.SIGTERM)[0].startswith('{"event":"mark","samples":')
+
+
+def test_tail_shows_rates_lags_credits_and_drops(start: Start) -> None:
+    config = ReceiverConfig(timing=Timing(heartbeat_s=0.1), max_nacks=0, queue_messages=10)
+    with (
+        SampleReceiver(config=config) as receiver,
+        SampleSender(receiver.address, producer="w1\x1b[2J") as sender,
+    ):
+        for n in range(3):
+            sender.send(make_rollout(n, parts=2))
+        lease = receiver.next(10.0)
+        assert lease is not None
+        lease.nack("no use")
+        gauge = Gauge()
+        with SampleObserver(receiver.address, timing=Timing(heartbeat_s=0.1)) as observer:
+            for now_s in (1.0, 3.0):
+                sender.send(make_rollout(int(now_s) + 10))
+                seen = observer.next(10.0)
+                assert seen is not None
+                gauge.take_copy(seen, seen.created_ns + 250_000_000)
+                known = observer.status
+                while observer.status is known:
+                    assert observer.next(0.05) is None
+                assert observer.status is not None
+                assert gauge.take_status(observer.status, now_s)
+                assert not gauge.take_status(observer.status, now_s)
+        sender.close(drain_s=0.0)
+    found = gauge.event()
+    assert found["samples_per_s"] == pytest.approx(0.5)
+    assert found["metrics"]["rollouts_received_total"] == 5  # type: ignore[index]
+    (producer,) = found["producers"]  # type: ignore[misc]
+    assert {k: producer[k] for k in ("presence", "queued", "credit", "lag_s")} == {
+        "presence": "connected",
+        "queued": 4,
+        "credit": 6,
+        "lag_s": 0.25,
+    }
+    lines = gauge.lines()
+    assert lines[0].startswith("in 0.5 samples/s, ")
+    assert "queued 4, leased 0" in lines[1]
+    assert "dropped 1 (nacked 1)" in lines[1]
+    assert gauge.producer_rows()[0][:2] == ("w1?[2J", "connected")

@@ -18,7 +18,7 @@ from trainer_bridge.config import MAX_HEAD_BYTES
 from trainer_bridge.errors import ErrorCode, ProtocolError, UnsendableError
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.messages import Bye, DataHead, Hello, Levels, Message, Welcome, WireSet
-from trainer_bridge.payload import DTYPES, pack, unpack
+from trainer_bridge.payload import DTYPES, Bfloat16, pack, to_float32, unpack
 from trainer_bridge.testing import differences, make_rollout, make_sample
 
 PRODUCER = bytes(range(16))
@@ -156,6 +156,27 @@ def test_every_dtype_and_shape(code: str, shape: tuple[int, ...]) -> None:
     assert got["x"].dtype == DTYPES[code]
     assert got["x"].shape == shape
     assert got["x"].tobytes() == array.tobytes()
+
+
+def test_bfloat16_travels_as_its_bits() -> None:
+    """AReaL widens bfloat16 to float32: twice the bytes."""
+    values = np.array([[1.0, -0.0], [np.inf, 3.140625]], np.float32)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    table, payload = pack([("x", Bfloat16(bits)), ("strided", Bfloat16(bits.T))])
+    assert [(e.dtype, e.shape, e.nbytes) for e in table] == [("bf2", (2, 2), 8)] * 2
+    got = unpack(table, payload)
+    assert np.array_equal(to_float32(got["x"]), values)
+    assert np.array_equal(to_float32(got["strided"]), values.T)
+    with pytest.raises(UnsendableError, match="16 bits in uint16"):
+        Bfloat16(values)
+
+
+def test_ml_dtypes_bfloat16_needs_no_mark() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.array([1.5, -2.0], ml_dtypes.bfloat16)
+    table, payload = pack([("x", values)])
+    assert table[0].dtype == "bf2"
+    assert unpack(table, payload)["x"].tobytes() == values.tobytes()
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])

@@ -87,7 +87,7 @@ class Consumer:
         self.longest_queue = 0
 
     def step(self, now_s: float, *, take: int = 100) -> None:
-        for peer, frames in self.server.receive(100):
+        for peer, frames, _ in self.server.receive(100):
             message = decode_head(frames[0])
             if not isinstance(message, DataHead):
                 self.session.on_message(peer, message, now_s)
@@ -362,6 +362,17 @@ def test_an_observer_cannot_send_data_and_a_producer_only_its_own() -> None:
     consumer.step(0.0)
     assert consumer.applied == []
     assert consumer.session.rejected == {ErrorCode.WRONG_ROLE: 2}
+
+
+def test_a_producer_that_ignores_its_credit_is_not_read() -> None:
+    """Else a worker could fill the trainer's memory however small the queue is."""
+    consumer = Consumer(MemoryServer(), config=ReceiverConfig(timing=TIMING, queue_messages=4))
+    consumer.session.on_message(b"p", hello(), 0.0)
+    for n in range(1, 9):
+        consumer.server.arrive(b"p", draft([make_sample(n)]).numbered(PRODUCER, 1, n, 0))
+    consumer.step(0.0, take=0)
+    assert len(consumer.queue) == 4
+    assert (consumer.session.beyond_credit, consumer.session.rejected) == (4, {})
 
 
 def test_a_slow_observer_misses_copies_and_nobody_else_notices() -> None:

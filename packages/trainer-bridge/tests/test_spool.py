@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
+import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -256,6 +262,68 @@ def test_a_disk_that_does_not_confirm_is_told_and_nothing_more_is_taken(
     assert box.last == taken
     monkeypatch.undo()
     box.close(SeqSet(0))
+
+
+def full_disk(programs: Path, folder: Path, mode: str, *prefix: str) -> dict[str, Any]:
+    program = [sys.executable, str(programs / "full_disk.py"), str(folder), mode]
+    done = subprocess.run([*prefix, *program], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_disk_that_runs_full_loses_nothing_and_goes_on_when_there_is_room(
+    tmp_path: Path, programs: Path
+) -> None:
+    got = full_disk(programs, tmp_path, "limit")
+    assert "cannot write" in got["error"]
+    assert "File too large; free some space" in got["error"]
+    assert got["before"] > 10
+    assert (got["whole"], got["arrived"], got["pending"], got["failed"]) == (True, got["before"] + 20, 0, "")
+
+
+@pytest.mark.slow
+def test_a_small_disk_that_is_really_full(tmp_path: Path, programs: Path) -> None:
+    mount = f"mount -t tmpfs -o size=1m tmpfs {tmp_path} && head -c 500000 /dev/zero > {tmp_path}/filler && "
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"]).returncode:
+        pytest.skip("mounting needs user namespaces")
+    got = full_disk(programs, tmp_path, "filler", "unshare", "-rm", "sh", "-c", mount + 'exec "$0" "$@"')
+    assert "No space left on device; free some space" in got["error"]
+    assert (got["whole"], got["arrived"], got["pending"]) == (True, got["before"] + 20, 0)
+
+
+def test_a_segment_that_finds_no_room_at_birth_leaves_none_behind(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=1)
+    log.append(message(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(SpoolError, match="File too large"):
+            log.append(message(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(segment_paths(tmp_path / "samples")) == 1
+    assert log.append(message(2)) == 2
+    assert rollouts(log) == [1, 2]
+    log.close()
+
+
+def test_a_note_that_the_disk_does_not_take_costs_no_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cursor saves repeated sending only; a full disk is emptied by deleting what is settled."""
+    box = outbox(tmp_path, segment_bytes=1)
+    for n in range(5):
+        put(box, n)
+    (tmp_path / "samples" / "cursor.new").mkdir()
+    box.settle(SeqSet(3))
+    box.checkpoint(SeqSet(3))
+    assert len(segment_paths(tmp_path / "samples")) == 2
+    assert box.disk_faults == 2
+    assert caplog.text.count("trying again with each heartbeat") == 1
+    (tmp_path / "samples" / "cursor.new").rmdir()
+    box.checkpoint(SeqSet(3))
+    box.close(SeqSet(3))
+    assert box.disk_faults == 2
 
 
 def _fail(fd: int) -> None:

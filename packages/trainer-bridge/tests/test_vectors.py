@@ -17,8 +17,8 @@ import xxhash
 from trainer_bridge.codec import SCHEMA_HASH, SCHEMA_TEXT, decode_frames
 from trainer_bridge.errors import ErrorCode, ProtocolError, reason_of
 from trainer_bridge.head import decode_head
-from trainer_bridge.messages import Kind
-from trainer_bridge.payload import DTYPES
+from trainer_bridge.messages import ArrayEntry, Kind
+from trainer_bridge.payload import BFLOAT16, DTYPES, to_float32, unpack
 from trainer_bridge.segment import Segment
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def test_session_messages(name: str, reader: ModuleType) -> None:
         assert _json(getattr(ours, field)) == value
     kind, theirs = reader.read_head(head)
     assert kind == vector["kind"]
-    defaults = {"features": [], "epoch": 0, "streams": [], "sequence": 0}
+    defaults = {"features": [], "epoch": 0, "streams": [], "sequence": 0, "reason": ""}
     assert {k: plain(theirs.get(k, defaults.get(k))) for k in vector["body"]} == vector["body"]
 
 
@@ -86,8 +86,9 @@ def _json(value: Any) -> Any:
 def test_data_is_read_by_us(name: str) -> None:
     vector = INDEX["data"][name]
     data = decode_frames(frames(vector))
-    assert (data.head.producer.hex(), data.head.epoch, data.head.sequence, data.head.created_ns) == (
-        vector["producer"], vector["epoch"], vector["sequence"], vector["created_ns"],
+    head = data.head
+    assert (head.producer.hex(), head.epoch, head.sequence, head.created_ns, head.group_size) == (
+        vector["producer"], vector["epoch"], vector["sequence"], vector["created_ns"], vector["group_size"],
     )  # fmt: skip
     for sample, want in zip(data.samples, vector["samples"], strict=True):
         for field, value in want.items():
@@ -107,9 +108,9 @@ def test_data_is_read_by_us(name: str) -> None:
 def test_data_is_read_by_a_stranger(name: str, reader: ModuleType) -> None:
     vector = INDEX["data"][name]
     body = reader.read_data(frames(vector))
-    assert (body["producer"].hex(), body["epoch"], body["sequence"], body["created_ns"]) == (
-        vector["producer"], vector["epoch"], vector["sequence"], vector["created_ns"],
-    )  # fmt: skip
+    assert body["producer"].hex() == vector["producer"]
+    for field in ("epoch", "sequence", "created_ns", "group_size"):
+        assert body[field] == vector[field]
     shared = {
         "rollout_id": body["rollout_id"].hex(),
         "group_id": body["group_id"].hex(),
@@ -127,6 +128,23 @@ def test_data_is_read_by_a_stranger(name: str, reader: ModuleType) -> None:
                 assert got[field]["raw"].hex() == value["hex"]
             else:
                 assert got[field] == value
+
+
+@pytest.mark.parametrize("name", INDEX["payloads"])
+def test_payloads_of_every_dtype(name: str, reader: ModuleType) -> None:
+    vector = INDEX["payloads"][name]
+    (payload,) = frames(vector)
+    table = [ArrayEntry(*entry[:2], tuple(entry[2]), *entry[3:]) for entry in vector["table"]]
+    assert {entry.dtype for entry in table} == {*DTYPES, BFLOAT16}
+    ours = unpack(table, payload)
+    theirs = reader.read_arrays(vector["table"], payload)
+    for entry, want in zip(table, vector["hex"], strict=True):
+        assert ours[entry.name].tobytes().hex() == theirs[entry.name]["raw"].hex() == want
+        assert list(ours[entry.name].shape) == theirs[entry.name]["shape"]
+    four = to_float32(ours["bf2/four"])
+    assert four.shape == (2, 2)
+    assert (float(four[0, 0]), float(four[1, 0]), bool(np.isnan(four[1, 1]))) == (1.0, np.inf, True)
+    assert np.signbit(four[0, 1])
 
 
 @pytest.mark.parametrize("name", INDEX["hostile"])
@@ -164,9 +182,9 @@ def test_the_text_and_the_code_say_the_same() -> None:
     text = PROTOCOL.read_text()
     assert SCHEMA_TEXT in text
     assert xxhash.xxh3_64_intdigest(SCHEMA_TEXT.encode()) == SCHEMA_HASH == INDEX["schema_hash"]
-    section = text[text.index("### 3.7 Error codes") : text.index("## 4. DATA")]
+    section = text[text.index("### 3.7 Error codes") : text.index("### 3.8 Ranks")]
     codes = dict(re.findall(r"\| (\d+) \| ([a-z_]+) (?=\|)", section))
     assert {int(number): name for number, name in codes.items()} == {int(c): reason_of(c) for c in ErrorCode}
-    kinds = {int(n): name for n, name in re.findall(r"^\| (\d) \| ([A-Z]+) \|", text, re.MULTILINE)}
+    kinds = {int(n): name for n, name in re.findall(r"^\| (\d+) \| ([A-Z]+) \|", text, re.MULTILINE)}
     assert kinds == {int(kind): kind.name for kind in Kind}
-    assert all(f"`{code}`" in text for code in DTYPES)
+    assert all(f"`{code}`" in text for code in [*DTYPES, BFLOAT16])

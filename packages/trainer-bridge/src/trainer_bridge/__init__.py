@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from trainer_bridge.aio import AsyncSampleSender
+from trainer_bridge.batch import Batch
+from trainer_bridge.collate import Collator
 from trainer_bridge.config import ReceiverConfig, SenderConfig, Timing
 from trainer_bridge.control import ControlState
+from trainer_bridge.dataset import SampleDataset
+from trainer_bridge.dead_letters import DeadLetter
 from trainer_bridge.errors import (
     AddressError,
+    AuthError,
     BackpressureError,
+    BatchError,
     BridgeError,
     ClosedError,
     ConfigError,
     ConnectError,
     ErrorCode,
     ForkedError,
+    NoDataError,
     NotDurableError,
     ProtocolError,
     RefusedError,
     SpoolError,
+    StuckError,
+    TorchMissingError,
     UnsendableError,
 )
-from trainer_bridge.lease import Lease
+from trainer_bridge.keys import CurveKeys
+from trainer_bridge.lease import BatchLease, Lease, LeasedGroup, LeasedRollout
 from trainer_bridge.observer import SampleObserver
+from trainer_bridge.rank_receiver import RankReceiver
 from trainer_bridge.receiver import SampleReceiver
 from trainer_bridge.receiver_loop import ReceiverEvent
 from trainer_bridge.sender import SampleSender
@@ -32,23 +43,35 @@ from trainer_bridge.stored import read_samples
 __all__ = [
     "AddressError",
     "AsyncSampleSender",
+    "AuthError",
     "BackpressureError",
+    "Batch",
+    "BatchError",
+    "BatchLease",
     "BridgeError",
     "ClosedError",
+    "Collator",
     "ConfigError",
     "ConnectError",
     "ControlState",
+    "CurveKeys",
+    "DeadLetter",
     "ErrorCode",
     "ForkedError",
     "Lease",
+    "LeasedGroup",
+    "LeasedRollout",
+    "NoDataError",
     "NotDurableError",
     "ProducerStats",
     "ProtocolError",
+    "RankReceiver",
     "Receipt",
     "ReceiverConfig",
     "ReceiverEvent",
     "ReceiverStats",
     "RefusedError",
+    "SampleDataset",
     "SampleObserver",
     "SampleReceiver",
     "SampleSender",
@@ -56,7 +79,9 @@ __all__ = [
     "SenderEvent",
     "SenderStats",
     "SpoolError",
+    "StuckError",
     "Timing",
+    "TorchMissingError",
     "UnsendableError",
     "read_samples",
 ]

@@ -30,7 +30,13 @@ class AsyncSampleSender:
     def __init__(self, sender: SampleSender) -> None:
         self.sender = sender
 
-    async def send(self, samples: Sample | Sequence[Sample], *, timeout_s: float | None = None) -> Receipt:
+    async def send(
+        self,
+        samples: Sample | Sequence[Sample],
+        *,
+        group_size: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Receipt:
         """As `SampleSender.send` for one rollout.
 
         If it is cancelled, the rollout may have been accepted all the same; sending it again is harmless,
@@ -44,7 +50,9 @@ class AsyncSampleSender:
         while True:
             slice_s = SLICE_S if end_s is None else max(min(SLICE_S, end_s - loop.time()), 0.0)
             try:
-                return await asyncio.to_thread(self.sender.send, samples, timeout_s=slice_s)
+                return await asyncio.to_thread(
+                    self.sender.send, samples, group_size=group_size, timeout_s=slice_s
+                )
             except BackpressureError:
                 if end_s is not None and loop.time() >= end_s:
                     raise

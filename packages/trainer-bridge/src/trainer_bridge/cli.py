@@ -1,4 +1,4 @@
-"""The command line: `trainer-bridge receive | tail | replay | audit`.
+"""The command line: `trainer-bridge receive | tail | audit | inspect | replay | bench | keygen`.
 
 Exit codes: 0 done (for `receive` and `tail`, being stopped is done), 1 it ran and something is wrong, 2 it
 could not start (one line says what, where and what to do), 130 stopped before it was done.
@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_bridge.commands.audit import audit
+from trainer_bridge.commands.bench import bench, serve
+from trainer_bridge.commands.inspect import inspect
+from trainer_bridge.commands.keygen import keygen
 from trainer_bridge.commands.receive import receive
 from trainer_bridge.commands.replay import replay
 from trainer_bridge.commands.tail import tail
-from trainer_bridge.errors import BridgeError
+from trainer_bridge.errors import BridgeError, ConfigError
+from trainer_bridge.keys import CurveKeys
 
 EXIT_WRONG = 1
 EXIT_NOT_STARTED = 2
@@ -48,21 +52,74 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _receive(args: argparse.Namespace) -> int:
-    return receive(args.bind, out=args.out, as_json=args.json, insecure=args.insecure)
+    keys = _keys(args.key, args.allow, "--allow")
+    return receive(
+        args.bind,
+        out=args.out,
+        as_json=args.json,
+        insecure=args.insecure,
+        keys=keys,
+        metrics=args.metrics,
+    )
 
 
 def _tail(args: argparse.Namespace) -> int:
     return tail(
-        args.address, as_json=args.json, count=args.count, timeout_s=args.timeout, insecure=args.insecure
+        args.address,
+        as_json=args.json,
+        count=args.count,
+        timeout_s=args.timeout,
+        insecure=args.insecure,
+        keys=_keys(args.key, args.peer, "--peer"),
     )
 
 
 def _replay(args: argparse.Namespace) -> int:
-    return replay(args.path, args.to, as_json=args.json, timeout_s=args.timeout, insecure=args.insecure)
+    return replay(
+        args.path,
+        args.to,
+        as_json=args.json,
+        timeout_s=args.timeout,
+        insecure=args.insecure,
+        keys=_keys(args.key, args.peer, "--peer"),
+    )
+
+
+def _keygen(args: argparse.Namespace) -> int:
+    return keygen(args.folder, name=args.name, as_json=args.json)
+
+
+def _keys(secret: Path | None, peers: Path | None, option: str) -> CurveKeys | None:
+    if secret is None and peers is None:
+        return None
+    if secret is None or peers is None:
+        raise ConfigError(
+            f"--key and {option} belong together: this end's secret, and who is on the other end"
+        )
+    return CurveKeys.load(secret, peers=peers)
 
 
 def _audit(args: argparse.Namespace) -> int:
     return audit(args.path, as_json=args.json)
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    return inspect(args.path, record=args.record, limit=args.limit, as_json=args.json)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    if args.serve:
+        if args.address is not None or args.peer is not None:
+            raise ConfigError("--serve listens at --bind, and takes no address and no --peer")
+        keys = _keys(args.key, args.allow, "--allow")
+        return serve(args.bind, as_json=args.json, insecure=args.insecure, keys=keys)
+    return bench(
+        args.address,
+        seconds=args.seconds,
+        as_json=args.json,
+        insecure=args.insecure,
+        keys=_keys(args.key, args.peer, "--peer"),
+    )
 
 
 def _say(line: str) -> None:
@@ -82,6 +139,13 @@ def _parser() -> argparse.ArgumentParser:
     network.add_argument(
         "--insecure", action="store_true", help="allow other machines, without encryption or authentication"
     )
+    network.add_argument(
+        "--key", type=Path, metavar="NAME.secret", help="encrypt: this end's key, made by `keygen`"
+    )
+    outward = argparse.ArgumentParser(add_help=False)
+    outward.add_argument(
+        "--peer", type=Path, metavar="NAME.pub", help="with --key: the receiver's public key"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     sub = commands.add_parser(
@@ -92,10 +156,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--bind", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="default: %(default)s")
     sub.add_argument("--out", type=Path, metavar="DIR", help="keep a copy of everything in DIR/samples")
+    sub.add_argument(
+        "--allow",
+        type=Path,
+        metavar="DIR",
+        help="with --key: folder of the .pub files of all who may connect",
+    )
+    sub.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics, as 127.0.0.1:9108")
     sub.set_defaults(run=_receive)
 
     sub = commands.add_parser(
-        "tail", parents=[common, network], help="look at what arrives at a receiver", description=tail.__doc__
+        "tail",
+        parents=[common, network, outward],
+        help="look at what arrives at a receiver",
+        description=tail.__doc__,
     )
     sub.add_argument("address", metavar="tcp://HOST:PORT")
     sub.add_argument("--count", type=int, metavar="N", help="end after N samples")
@@ -105,7 +179,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.set_defaults(run=_tail)
 
     sub = commands.add_parser(
-        "replay", parents=[common, network], help="send stored samples again", description=replay.__doc__
+        "replay",
+        parents=[common, network, outward],
+        help="send stored samples again",
+        description=replay.__doc__,
     )
     sub.add_argument("path", type=Path, metavar="SEGMENT_OR_DIR")
     sub.add_argument("--to", required=True, metavar="ADDRESS", help="the receiver")
@@ -115,8 +192,40 @@ def _parser() -> argparse.ArgumentParser:
     sub.set_defaults(run=_replay)
 
     sub = commands.add_parser(
-        "audit", parents=[common], help="check stored samples", description=audit.__doc__
+        "audit", parents=[common], help="is everything accounted for?", description=audit.__doc__
     )
-    sub.add_argument("path", type=Path, metavar="SEGMENT_OR_DIR")
+    sub.add_argument("path", type=Path, metavar="RUN", help="run folder, spool, store or segment")
     sub.set_defaults(run=_audit)
+
+    sub = commands.add_parser(
+        "inspect", parents=[common], help="show what is in a file", description=inspect.__doc__
+    )
+    sub.add_argument("path", type=Path, metavar="FILE", help="segment, spool, store, frame or dead letters")
+    sub.add_argument("--record", type=int, metavar="N", help="show all of record N")
+    sub.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="lines of a list (default: %(default)s)"
+    )
+    sub.set_defaults(run=_inspect)
+
+    sub = commands.add_parser(
+        "bench",
+        parents=[common, network, outward],
+        help="measure this machine, or a link",
+        description=bench.__doc__,
+    )
+    sub.add_argument(
+        "address", nargs="?", metavar="tcp://HOST:PORT", help="a `bench --serve` (default: none)"
+    )
+    sub.add_argument("--seconds", type=float, default=1.0, metavar="S", help="per size (default: 1 s)")
+    sub.add_argument("--serve", action="store_true", help="be the other end: take samples, throw them away")
+    sub.add_argument("--bind", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="with --serve")
+    sub.add_argument("--allow", type=Path, metavar="DIR", help="with --serve and --key: who may connect")
+    sub.set_defaults(run=_bench)
+
+    sub = commands.add_parser(
+        "keygen", parents=[common], help="make a key pair for encrypted links", description=keygen.__doc__
+    )
+    sub.add_argument("folder", type=Path, metavar="FOLDER")
+    sub.add_argument("--name", help="of the key, as the peer shows it (default: the folder's name)")
+    sub.set_defaults(run=_keygen)
     return parser

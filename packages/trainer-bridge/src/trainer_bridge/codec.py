@@ -10,7 +10,8 @@ import xxhash
 from token_tracking.errors import SampleError
 from token_tracking.sample import Sample, Turn
 
-from trainer_bridge.config import MAX_PARTS, MAX_PAYLOAD_BYTES
+from trainer_bridge.block_pool import BlockPool
+from trainer_bridge.config import MAX_GROUP_SIZE, MAX_PARTS, MAX_PAYLOAD_BYTES
 from trainer_bridge.errors import ErrorCode, ProtocolError, UnsendableError
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.messages import ArrayEntry, DataHead, PartBody, Scalar, TurnBody
@@ -39,6 +40,17 @@ _ALL = _REQUIRED + _OPTIONAL
 _SCALARS = (str, int, float, bool, type(None))
 
 
+def _array_names(part: int) -> tuple[str, ...]:
+    """What the arrays of a part are called in the table, in the order of `_ALL`."""
+    return tuple(f"{part}/{field}" for field in _ALL)
+
+
+_FIRST_NAMES = _array_names(0)
+_FIRST_REQUIRED = frozenset(_FIRST_NAMES[: len(_REQUIRED)])
+_FIRST_ALL = frozenset(_FIRST_NAMES)
+"""Most rollouts have one part."""
+
+
 class Frames(NamedTuple):
     """A DATA message as it travels and lies on disk."""
 
@@ -58,7 +70,7 @@ class Draft(msgspec.Struct, frozen=True):
     """
 
     head: DataHead
-    payload: bytes
+    payload: Buffer
 
     def numbered(self, producer: bytes, epoch: int, sequence: int, created_ns: int) -> Frames:
         """The frames, under this identity."""
@@ -80,12 +92,20 @@ class Data(msgspec.Struct, frozen=True):
         return self.head.rollout_id.hex()
 
 
-def draft(samples: Sequence[Sample], *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Draft:
+def draft(
+    samples: Sequence[Sample],
+    *,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    group_size: int = 0,
+    pool: BlockPool | None = None,
+) -> Draft:
     """Make all parts of one rollout ready to send; their arrays are copied and may be reused at once.
 
     Args:
         samples: parts 0 to `parts - 1` in order, of one rollout and attempt.
         max_payload_bytes: upper bound of the payload.
+        group_size: rollouts that make the group complete; 0: not said.
+        pool: memory of large payloads. None: allocated.
 
     Raises:
         UnsendableError: not the complete parts of one rollout, or a value that the wire cannot carry.
@@ -93,17 +113,15 @@ def draft(samples: Sequence[Sample], *, max_payload_bytes: int = MAX_PAYLOAD_BYT
     first = _one_rollout(samples)
     named: list[tuple[str, Array]] = []
     for part, sample in enumerate(samples):
-        for field in _ALL:
-            array: Array | None = getattr(sample, field)
-            if array is not None:
-                named.append((f"{part}/{field}", array))
+        names = _array_names(part) if part else _FIRST_NAMES
+        named += [(n, a) for n, a in zip(names, _arrays_of(sample), strict=True) if a is not None]
     nbytes = sum(array.nbytes for _, array in named)
     if nbytes > max_payload_bytes:
         raise UnsendableError(
             f"rollout {first.rollout_id}: {nbytes} bytes of arrays, at most {max_payload_bytes} are allowed "
             "(max_payload_bytes)"
         )
-    table, payload = pack(named)
+    table, payload = pack(named, pool)
     head = DataHead(
         schema=SCHEMA,
         producer=bytes(16),
@@ -118,6 +136,7 @@ def draft(samples: Sequence[Sample], *, max_payload_bytes: int = MAX_PAYLOAD_BYT
         arrays=table,
         payload_nbytes=len(payload),
         payload_hash=xxhash.xxh3_64_intdigest(payload),
+        group_size=group_size,
     )
     return Draft(head, payload)
 
@@ -134,6 +153,10 @@ def decode_data(head: DataHead, payload: Buffer) -> Data:
         raise ProtocolError(ErrorCode.BAD_BODY, "producer, rollout_id and group_id must have 16 bytes each")
     if not 1 <= len(head.parts) <= MAX_PARTS:
         raise ProtocolError(ErrorCode.BAD_BODY, f"{len(head.parts)} parts, 1 to {MAX_PARTS} are allowed")
+    if not 0 <= head.group_size <= MAX_GROUP_SIZE:
+        raise ProtocolError(
+            ErrorCode.BAD_BODY, f"group_size {head.group_size}, 0 to {MAX_GROUP_SIZE} is allowed"
+        )
     if len(payload) != head.payload_nbytes:
         raise ProtocolError(
             ErrorCode.BAD_PAYLOAD_LENGTH, f"{len(payload)} bytes, the head says {head.payload_nbytes}"
@@ -184,10 +207,36 @@ def _one_rollout(samples: Sequence[Sample]) -> Sample:
     return first
 
 
+def _arrays_of(sample: Sample) -> tuple[Array | None, ...]:
+    """In the order of `_ALL`."""
+    return (
+        sample.token_ids,
+        sample.loss_mask,
+        sample.logprobs,
+        sample.versions,
+        sample.kept_ids,
+        sample.kept_offsets,
+        sample.routed_experts,
+    )
+
+
 def _part_body(sample: Sample) -> PartBody:
     return PartBody(
         prompt_length=sample.prompt_length,
-        turns=tuple(TurnBody(**msgspec.structs.asdict(turn)) for turn in sample.turns),
+        turns=tuple(
+            TurnBody(
+                t.start,
+                t.end,
+                t.finish_reason,
+                t.logprob_kind,
+                t.temperature,
+                t.top_p,
+                t.top_k,
+                t.min_p,
+                t.reward,
+            )
+            for t in sample.turns
+        ),
         reward=sample.reward,
         in_loss=sample.in_loss,
         in_baseline=sample.in_baseline,
@@ -213,16 +262,18 @@ def _scalars(sample: Sample, field: str, values: Mapping[str, Scalar]) -> dict[s
 
 def _check_names(table: Sequence[ArrayEntry], parts: int) -> None:
     names = {entry.name for entry in table}
-    for part in range(parts):
-        for field in _REQUIRED:
-            if f"{part}/{field}" not in names:
-                raise ProtocolError(ErrorCode.MISSING_ARRAY, f"array '{part}/{field}' is not in the table")
-    known = {f"{part}/{field}" for part in range(parts) for field in _ALL}
+    required, known = _FIRST_REQUIRED, _FIRST_ALL
+    if parts > 1:
+        required = {f"{part}/{field}" for part in range(parts) for field in _REQUIRED}
+        known = {name for part in range(parts) for name in _array_names(part)}
+    if not names >= required:
+        raise ProtocolError(ErrorCode.MISSING_ARRAY, f"array {min(required - names)!r} is not in the table")
     if not names <= known:
         raise ProtocolError(ErrorCode.UNKNOWN_ARRAY, f"array {min(names - known)!r} is not in {SCHEMA}")
 
 
 def _sample(head: DataHead, index: int, part: PartBody, arrays: Mapping[str, Array]) -> Sample:
+    names = _array_names(index) if index else _FIRST_NAMES
     try:
         return Sample(
             rollout_id=head.rollout_id.hex(),
@@ -232,7 +283,7 @@ def _sample(head: DataHead, index: int, part: PartBody, arrays: Mapping[str, Arr
             parts=len(head.parts),
             task_id=head.task_id,
             prompt_length=part.prompt_length,
-            turns=tuple(Turn(**msgspec.structs.asdict(turn)) for turn in part.turns),
+            turns=tuple(_turn(turn) for turn in part.turns),
             reward=part.reward,
             in_loss=part.in_loss,
             in_baseline=part.in_baseline,
@@ -241,7 +292,21 @@ def _sample(head: DataHead, index: int, part: PartBody, arrays: Mapping[str, Arr
             policy_run=part.policy_run,
             provenance=part.provenance,
             extra=part.extra,
-            **{field: arrays.get(f"{index}/{field}") for field in _ALL},  # pyright: ignore[reportArgumentType]
+            **dict(zip(_ALL, map(arrays.get, names), strict=True)),  # pyright: ignore[reportArgumentType]
         )
     except SampleError as error:
         raise ProtocolError(ErrorCode.BAD_SAMPLE, f"part {index}: {error}") from error
+
+
+def _turn(body: TurnBody) -> Turn:
+    return Turn(
+        start=body.start,
+        end=body.end,
+        finish_reason=body.finish_reason,
+        logprob_kind=body.logprob_kind,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        reward=body.reward,
+    )

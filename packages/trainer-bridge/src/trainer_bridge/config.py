@@ -1,15 +1,12 @@
-"""Settings of both ends, and the rules for addresses."""
+"""Settings of both ends."""
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from trainer_bridge.errors import AddressError, ConfigError
+from trainer_bridge.errors import ConfigError
 
 Durability = Literal["none", "async", "sync"]
 """When `send` returns. `none`: in the memory of this process, or written without ever asking the disk.
@@ -19,14 +16,28 @@ nothing and a crash of the machine at most those 5 ms. `sync`: on the disk."""
 SettleLevel = Literal["received", "stored", "committed"]
 """The acknowledgement after which a sender may forget a sample."""
 
+PartialGroups = Literal["wait", "drop", "deliver"]
+"""What becomes of a group that is not complete at its deadline. `wait`: nothing, it is counted. `drop`: its
+rollouts are dropped, and counted. `deliver`: it is handed out as it is if it has `group_minimum` rollouts,
+else dropped."""
+
+CommitOn = Literal["commit", "checkpoint"]
+"""When senders hear that a rollout is committed, and forget it. `commit`: at once. `checkpoint`: when the
+trainer says that a checkpoint which knows of the commit is saved (`SampleReceiver.checkpoint_saved`): senders
+then hold what came since the last one, so give them a spool."""
+
+RankSplit = Literal["groups", "rollouts"]
+"""How a step is shared out over ranks: `groups` keeps each group on one rank, `rollouts` does not. Either way
+each rank gets as many as the others (`rollouts`: or one less), and about as many tokens."""
+
 MAX_HEAD_BYTES = 1 << 20
 """Upper bound of a head frame, metadata of all parts included."""
 MAX_PAYLOAD_BYTES = 1 << 29
 """Default upper bound of a payload frame (512 MiB)."""
 MAX_PARTS = 1024
 """Upper bound of the parts of one rollout in one message."""
-
-_TCP = re.compile(r"tcp://(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>\d{1,5})\Z")
+MAX_GROUP_SIZE = 1 << 16
+"""Upper bound of the rollouts of one group."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +92,48 @@ class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Copies on the way to one observer; further ones are skipped and counted."""
     remember_rollouts: int = 1 << 20
     """Rollout ids kept for deduplication; the oldest are forgotten first, and counted."""
+    group_size: int | None = None
+    """Rollouts that make a group complete, where the sender does not say."""
+    group_deadline_s: float | None = None
+    """Seconds from a group's first rollout until it is given up as incomplete. None: never."""
+    partial_groups: PartialGroups = "wait"
+    group_minimum: int = 1
+    """Fewest rollouts of a partial group that is delivered."""
+    max_staleness: int | None = None
+    """Weight versions that a rollout's oldest trained token may lie behind the published one; older ones,
+    those of an unknown version or of another policy run are dropped, and counted. None: no rule."""
+    max_nacks: int = 3
+    """A rollout is given back so often; after that it goes to the dead letters."""
+    commit_on: CommitOn = "commit"
+    rank_split: RankSplit = "groups"
+    patience_s: float | None = 300.0
+    """`next` and `next_batch` raise `StuckError` when nothing can come, and nothing has moved for so long.
+    None: they wait on. Waiting for a first worker, or for one that is slow, is not being stuck."""
     segment_bytes: int = 128 << 20
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    messages_per_s: int = 1000
+    """Per connection: messages beside new samples (greetings, reports, repetitions) that are read per
+    second; the rest is left unread, and counted."""
+    malformed_limit: int = 32
+    """So many malformed messages within `quarantine_s`, and their peer is left unread for `quarantine_s`."""
+    quarantine_s: float = 60.0
     insecure: bool = False
     """True: allow a bind that other machines can reach, without encryption or authentication."""
     timing: Timing = Timing()
 
     def __post_init__(self) -> None:
         _positive(self, ("window", "queue_messages", "queue_bytes", "remember_rollouts", "segment_bytes"))
+        _positive(self, ("group_minimum", "messages_per_s", "malformed_limit"))
+        if self.group_size is not None and not 1 <= self.group_size <= MAX_GROUP_SIZE:
+            raise ConfigError(f"group_size must be 1 to {MAX_GROUP_SIZE}, got {self.group_size}")
+        for name, value in (("max_staleness", self.max_staleness), ("max_nacks", self.max_nacks)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must not be negative, got {value}")
+        if self.partial_groups != "wait" and self.group_deadline_s is None:
+            raise ConfigError(
+                f"partial_groups={self.partial_groups!r} needs group_deadline_s: until when is a group "
+                "waited for?"
+            )
 
 
 def _positive(config: SenderConfig | ReceiverConfig, names: tuple[str, ...]) -> None:
@@ -96,53 +141,3 @@ def _positive(config: SenderConfig | ReceiverConfig, names: tuple[str, ...]) -> 
     for name in names:
         if values[name] < 1:
             raise ConfigError(f"{name} must be at least 1, got {values[name]}")
-
-
-def check_address(address: str, *, insecure: bool, binding: bool) -> None:
-    """Refuse an address that is malformed, or that leaves this machine without keys.
-
-    Args:
-        address: `tcp://HOST:PORT` (port 0 or HOST `*` only when binding) or `ipc://PATH`.
-        insecure: the caller accepts plain text and no authentication.
-        binding: the address is bound, not connected to.
-
-    Raises:
-        AddressError: with the reason and the remedy.
-    """
-    if address.startswith("ipc://"):
-        _check_ipc(Path(address.removeprefix("ipc://")))
-        return
-    match = _TCP.match(address)
-    if match is None:
-        raise AddressError(f"{address!r} is not an address: write tcp://HOST:PORT or ipc:///absolute/path")
-    port = int(match["port"])
-    if port > 65535 or (port == 0 and not binding):
-        raise AddressError(f"{address!r}: port {port} is not valid here, give one from 1 to 65535")
-    host = match["v6"] or match["host"]
-    if host == "*" and not binding:
-        raise AddressError(f"{address!r}: '*' can be bound, not connected to; name the receiver's host")
-    if not insecure and not is_loopback(host):
-        verb = "binding" if binding else "connecting"
-        raise AddressError(
-            f"{address!r}: {verb} beyond this machine needs encryption and authentication (CURVE keys), "
-            "which this version does not offer yet. Use a loopback address, through an ssh tunnel or a "
-            "service mesh if the peer is elsewhere; or, on a network where every host is trusted, write "
-            "insecure=True (--insecure)"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """True if the host can only be this machine. Names but `localhost` are not resolved: they may change."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _check_ipc(path: Path) -> None:
-    if not path.is_absolute():
-        raise AddressError(f"ipc://{path}: the path must be absolute")
-    if len(str(path).encode()) > 100:
-        raise AddressError(f"ipc://{path}: a socket path may have at most 100 bytes, choose a shorter folder")

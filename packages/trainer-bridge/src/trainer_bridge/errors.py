@@ -38,6 +38,8 @@ class ErrorCode(enum.IntEnum):
     FENCED = 35
     SUPERSEDED = 36
     WRONG_ROLE = 37
+    WRONG_KEY = 38
+    QUARANTINED = 39
 
 
 _REASONS = {int(code): code.name.lower() for code in ErrorCode}
@@ -62,6 +64,10 @@ class AddressError(ConfigError):
 
 class ConnectError(BridgeError, ConnectionError):
     """The named peer did not answer HELLO in time, or has been away for too long."""
+
+
+class AuthError(ConnectError):
+    """The peer is there, and the two do not know each other's keys (or only one of them has any)."""
 
 
 class RefusedError(BridgeError):
@@ -104,3 +110,23 @@ class ForkedError(BridgeError, RuntimeError):
 
 class ClosedError(BridgeError, RuntimeError):
     """A sender or receiver was used after `close()`."""
+
+
+class StuckError(BridgeError, RuntimeError):
+    """Nothing can come any more, whatever the time: the text names who holds what."""
+
+
+class BatchError(BridgeError, ValueError):
+    """Samples cannot be made into the batch that was asked for (the text says which rollout, and why)."""
+
+
+class TorchMissingError(BridgeError, ImportError):
+    """Tensors were asked for, and torch is not installed."""
+
+
+class TrainerMissingError(BridgeError, ImportError):
+    """An adapter's trainer, or something that it imports, is not installed in this environment."""
+
+
+class NoDataError(BridgeError, TimeoutError):
+    """No complete training step arrived in time."""

@@ -11,8 +11,9 @@ from typing import Literal
 
 import msgspec
 
-Role = Literal["producer", "observer"]
+Role = Literal["producer", "observer", "rank"]
 RunState = Literal["run", "pause", "drain", "abort"]
+VerdictKind = Literal["go", "none", "again", "aborted"]
 Scalar = str | int | float | bool | None
 
 MAJOR = 1
@@ -31,6 +32,12 @@ class Kind(enum.IntEnum):
     BYE = 7
     ERROR = 8
     REPORT = 9
+    ASK = 10
+    SHARE = 11
+    READY = 12
+    VERDICT = 13
+    DONE = 14
+    STATUS = 15
 
 
 class Body(msgspec.Struct, array_like=True, frozen=True):
@@ -154,6 +161,81 @@ class Error(Body, frozen=True):
     """The refused message; 0: not known, or not about one message."""
 
 
+class Ask(Body, frozen=True):
+    """Rank to receiver: I wait for the next step."""
+
+    session: int
+    rank: int
+    world: int
+    """Ranks, 0 included."""
+    groups: int
+    """Of the whole step."""
+
+
+class ShareRollout(Body, frozen=True, gc=False):
+    """What a rank is told of a rollout beside its DATA message."""
+
+    producer_name: str
+    restored: bool
+    nacks: int
+    staleness: int | None
+
+
+class ShareGroup(Body, frozen=True):
+    """One group of a share, or this rank's part of it."""
+
+    group_id: bytes
+    size: int
+    complete: bool
+    rollouts: tuple[ShareRollout, ...]
+
+
+class Share(Body, frozen=True):
+    """Receiver to rank: your part of a step; the DATA messages of its rollouts follow in this order."""
+
+    session: int
+    step: int
+    groups: tuple[ShareGroup, ...]
+
+
+class Ready(Body, frozen=True):
+    """Rank to receiver: I hold all of my share."""
+
+    session: int
+    step: int
+
+
+class Verdict(Body, frozen=True):
+    """Receiver to rank: what became of a step."""
+
+    session: int
+    step: int
+    verdict: VerdictKind
+    """`go`: it is yours. `none`: nobody gets one this time. `again`: forget your share, another one comes.
+    `aborted`: what you were given, or asked for, is void."""
+    reason: str = ""
+
+
+class Done(Body, frozen=True):
+    """Rank to receiver: I am done with a step."""
+
+    session: int
+    step: int
+    committed: bool
+    """False: given back."""
+    reason: str = ""
+
+
+class Status(Body, frozen=True):
+    """Receiver to observer, with every heartbeat: how it stands."""
+
+    session: int
+    metrics: dict[str, float]
+    """As `SampleReceiver.metrics` names them."""
+    producers: tuple[tuple[str, bytes, str, int, int, int], ...]
+    """(name, producer id, presence, queued, credit in messages, unsettled) of each."""
+
+
 class ArrayEntry(Body, frozen=True, gc=False):
     """Where one array lies in the payload."""
 
@@ -209,9 +291,26 @@ class DataHead(Body, frozen=True):
     arrays: tuple[ArrayEntry, ...]
     payload_nbytes: int
     payload_hash: int
+    group_size: int = 0
+    """Rollouts that make the group complete; 0: the sender does not say."""
 
 
-Message = Hello | Welcome | DataHead | Ack | Control | Credit | Bye | Error | Report
+RankMessage = Ask | Ready | Done
+Message = (
+    Hello
+    | Welcome
+    | DataHead
+    | Ack
+    | Control
+    | Credit
+    | Bye
+    | Error
+    | Report
+    | RankMessage
+    | Share
+    | Verdict
+    | Status
+)
 
 BODIES: dict[Kind, type[Message]] = {
     Kind.HELLO: Hello,
@@ -223,5 +322,11 @@ BODIES: dict[Kind, type[Message]] = {
     Kind.BYE: Bye,
     Kind.ERROR: Error,
     Kind.REPORT: Report,
+    Kind.ASK: Ask,
+    Kind.SHARE: Share,
+    Kind.READY: Ready,
+    Kind.VERDICT: Verdict,
+    Kind.DONE: Done,
+    Kind.STATUS: Status,
 }
 KINDS: dict[type[Message], Kind] = {body: kind for kind, body in BODIES.items()}

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from token_tracking.sample import Sample
 
+from trainer_bridge.address import absence_hint
 from trainer_bridge.clock import Clock, SystemClock
 from trainer_bridge.codec import Data, decode_data
 from trainer_bridge.config import MAX_PAYLOAD_BYTES, Timing
-from trainer_bridge.errors import ConnectError, ErrorCode, ProtocolError, RefusedError
+from trainer_bridge.errors import AuthError, ConnectError, ErrorCode, ProtocolError, RefusedError
 from trainer_bridge.head import decode_head, encode_head
-from trainer_bridge.messages import DataHead
+from trainer_bridge.keys import CurveKeys
+from trainer_bridge.messages import DataHead, Status
 from trainer_bridge.session import ObserverSession
 from trainer_bridge.transport import ClientTransport, Event
 from trainer_bridge.zmq_transport import ZmqClient
@@ -45,12 +47,13 @@ class SampleObserver:
         connect_timeout_s: how long the constructor, and `next` after a lost connection, wait for the
             receiver.
         insecure: allow a receiver beyond this machine, without encryption or authentication.
+        keys: encrypt, and talk to a receiver with the key in `keys.peers` alone. None: plain text.
         clock: time and ids.
         transport: another network than ZeroMQ.
 
     Raises:
         AddressError: the address is malformed or not allowed without keys.
-        ConnectError: the receiver did not answer in time.
+        ConnectError: the receiver did not answer in time (AuthError: the keys do not fit).
         RefusedError: the receiver said no.
     """
 
@@ -60,6 +63,7 @@ class SampleObserver:
         *,
         connect_timeout_s: float = 5.0,
         insecure: bool = False,
+        keys: CurveKeys | None = None,
         timing: Timing | None = None,
         clock: Clock | None = None,
         transport: ClientTransport | None = None,
@@ -69,13 +73,15 @@ class SampleObserver:
         self._clock = clock or SystemClock()
         self._connect_timeout_s = connect_timeout_s
         self._transport: ClientTransport = transport or ZmqClient(
-            address, max_payload_bytes=MAX_PAYLOAD_BYTES, insecure=insecure, timing=timing
+            address, max_payload_bytes=MAX_PAYLOAD_BYTES, insecure=insecure, timing=timing, keys=keys
         )
         self._session = ObserverSession(
             observer=bytes.fromhex(self._clock.new_id()),
             name=f"observer {socket.gethostname()}:{os.getpid()}",
             timing=timing,
         )
+        self._stranger = ""
+        """Why the peer and we do not know each other."""
         self._ready: list[Seen] = []
         self.unreadable = 0
         """Copies that could not be decoded."""
@@ -93,6 +99,11 @@ class SampleObserver:
     def ended(self) -> str | None:
         """What the receiver said when it closed; None: it has not."""
         return self._session.farewell if self._session.state == "ended" else None
+
+    @property
+    def status(self) -> Status | None:
+        """How the receiver stood at its last heartbeat. None: it has not said yet."""
+        return self._session.status
 
     def next(self, timeout_s: float) -> Seen | None:
         """The next copy; None if none came in time, or the receiver has closed (see `ended`).
@@ -129,7 +140,10 @@ class SampleObserver:
         now_s = self._clock.monotonic_s()
         for event in self._transport.events(64):
             if event.kind == "up":
+                self._stranger = ""
                 self._session.connected(now_s)
+            elif event.kind == "unknown":
+                self._stranger = event.text
             elif event.kind == "down":
                 self._session.disconnected()
             else:
@@ -167,9 +181,11 @@ class SampleObserver:
             raise RefusedError(f"{self._address} refused this observer: {refusal.text}", refusal.code)
         away_s = self._clock.monotonic_s() - self._absent_since_s
         if away_s > self._connect_timeout_s and self._session.state != "ended":
+            if self._stranger:
+                raise AuthError(f"no session with {self._address} for {away_s:.1f} s: {self._stranger}")
             raise ConnectError(
                 f"no trainer-bridge receiver has answered at {self._address} for {away_s:.1f} s: "
-                "check host and port, and that the receiver runs"
+                f"{absence_hint(self._address)}; does the receiver run?"
             )
 
 

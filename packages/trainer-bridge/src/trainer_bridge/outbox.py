@@ -32,6 +32,8 @@ class Outbox(Protocol):
     """Epochs that may hold unsettled messages; the last is this process's own."""
     settled: SeqSet
     """What was settled when the outbox was opened."""
+    disk_faults: int
+    """Times that the disk did not take the note of what is settled; the samples are not concerned."""
 
     @property
     def last(self) -> int:
@@ -79,6 +81,7 @@ class MemoryOutbox:
         self.producer = bytes.fromhex(clock.new_id())
         self.streams = [Stream(1, 1)]
         self.settled = SeqSet()
+        self.disk_faults = 0
         self._frames: dict[int, Frames] = {}
         self._bytes = 0
         self._last = 0
@@ -148,6 +151,7 @@ class SpoolOutbox:
         self._cache: dict[int, Frames] = {}
         self._cache_order: deque[int] = deque()
         self._cache_bytes = 0
+        self.disk_faults = 0
         try:
             self._open_identity(clock)
         except Exception:
@@ -267,7 +271,15 @@ class SpoolOutbox:
             log.info("spool %s: %d messages of earlier runs wait to be sent", self._root, waiting)
 
     def _save_cursor(self, settled: SeqSet) -> None:
-        save(self._log.folder / "cursor.json", cursor_of(settled))
+        try:
+            save(self._log.folder / "cursor.json", cursor_of(settled))
+        except SpoolError as error:
+            # Without it some samples are sent once more after a restart. Giving up here would keep a full
+            # disk full: what follows may delete segments.
+            if not self.disk_faults:
+                log.warning("%s; trying again with each heartbeat", error)
+            self.disk_faults += 1
+            return
         self._saved = settled.upto
 
     def _uncache(self, seq: int) -> None:

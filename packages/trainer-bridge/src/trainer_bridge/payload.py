@@ -2,7 +2,7 @@
 
 Packing copies once. The copy is never written again, so that the very bytes can be sent, re-sent and
 spooled while the caller reuses its arrays (vllm-project/vllm#50053, #53217: a shared buffer was overwritten
-in flight).
+in flight); where it comes from a pool, its memory is used anew only when nothing refers to it any more.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from trainer_bridge.block_pool import BlockPool
 from trainer_bridge.errors import ErrorCode, ProtocolError, UnsendableError
 from trainer_bridge.messages import ArrayEntry
 
 ALIGNMENT = 64
 MAX_DIMENSIONS = 8
+
+BFLOAT16 = "bf2"
+"""Code of bfloat16: the upper half of an IEEE 754 single."""
 
 DTYPES: dict[str, np.dtype[np.generic]] = {
     "bool": np.dtype("|b1"),
@@ -33,20 +37,48 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "f4": np.dtype("<f4"),
     "f8": np.dtype("<f8"),
 }
-"""Every dtype code of the wire and what it means in numpy."""
+"""Every dtype code that numpy has a dtype for. numpy has none for `bf2` (`Bfloat16`)."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_ITEM_BYTES = {code: dtype.itemsize for code, dtype in DTYPES.items()} | {BFLOAT16: 2}
 
-_GAP = bytes(ALIGNMENT)
+_UINT16 = np.dtype("<u2")
+_GAPS = tuple(bytes(n) for n in range(ALIGNMENT))
 
 Array = npt.NDArray[np.generic]
 Buffer = bytes | memoryview
 
 
-def pack(arrays: Iterable[tuple[str, Array]]) -> tuple[tuple[ArrayEntry, ...], bytes]:
+class Bfloat16:
+    """Marks an array as bfloat16 where numpy has no dtype for it.
+
+    Args:
+        bits: uint16, any shape: each element's 16 bits. An array of `ml_dtypes.bfloat16` needs no mark.
+
+    Raises:
+        UnsendableError: `bits` is not uint16.
+    """
+
+    __slots__ = ("bits",)
+
+    def __init__(self, bits: Array) -> None:
+        if bits.dtype != np.uint16:
+            raise UnsendableError(f"bfloat16 is given as its 16 bits in uint16, got {bits.dtype}")
+        self.bits = bits
+
+
+def to_float32(bits: Array) -> npt.NDArray[np.float32]:
+    """The values of bfloat16 bits, exactly."""
+    return (bits.astype("<u4") << 16).view("<f4")
+
+
+def pack(
+    arrays: Iterable[tuple[str, Array | Bfloat16]], pool: BlockPool | None = None
+) -> tuple[tuple[ArrayEntry, ...], Buffer]:
     """Copy arrays into one new payload.
 
     Args:
-        arrays: name and array, any layout in memory, of a dtype in `DTYPES` in any byte order.
+        arrays: name and array, any layout in memory, of a dtype in `DTYPES` in any byte order, or bfloat16.
+        pool: where the memory comes from. None: allocated.
 
     Returns:
         The table in the same order, and the payload. Gaps are zero.
@@ -58,21 +90,25 @@ def pack(arrays: Iterable[tuple[str, Array]]) -> tuple[tuple[ArrayEntry, ...], b
     pieces: list[Buffer] = []
     at = 0
     for name, array in arrays:
-        dtype = array.dtype.newbyteorder("<")
-        code = _CODES.get(dtype)
-        if code is None:
-            raise UnsendableError(f"array {name} has dtype {array.dtype}; the wire knows {', '.join(DTYPES)}")
-        offset = _aligned(at)
-        table.append(ArrayEntry(name, code, array.shape, offset, array.nbytes))
-        pieces += [_GAP[: offset - at], _bytes_of(array, dtype)]
-        at = offset + array.nbytes
+        code, little = _little(name, array)
+        offset = (at + ALIGNMENT - 1) & -ALIGNMENT
+        if offset != at:
+            pieces.append(_GAPS[offset - at])
+        nbytes = little.nbytes
+        if nbytes:
+            pieces.append(little.data.cast("B"))
+        table.append(ArrayEntry(name, code, little.shape, offset, nbytes))
+        at = offset + nbytes
+    if pool is not None and at >= pool.smallest:
+        return tuple(table), pool.join(pieces, at)
     return tuple(table), b"".join(pieces)
 
 
 def unpack(table: Sequence[ArrayEntry], payload: Buffer) -> dict[str, Array]:
     """Read-only views of the arrays in a payload; copied only if the payload lies at an odd address.
 
-    A view keeps the whole message in memory; copy what is kept for long.
+    bfloat16 comes as its bits, uint16 (`to_float32`). A view keeps the whole message in memory; copy what is
+    kept for long.
 
     Raises:
         ProtocolError: the table contradicts itself or the payload. Every bound is checked before anything
@@ -82,46 +118,61 @@ def unpack(table: Sequence[ArrayEntry], payload: Buffer) -> dict[str, Array]:
     names: set[str] = set()
     at = 0
     for entry in table:
-        _check_entry(entry, at, size)
+        at = _check_entry(entry, at, size)
         if entry.name in names:
             raise ProtocolError(ErrorCode.DUPLICATE_ARRAY, f"array {entry.name!r} stands twice in the table")
         names.add(entry.name)
-        at = entry.offset + entry.nbytes
     if at != size:
         raise ProtocolError(ErrorCode.BAD_PAYLOAD_LENGTH, f"arrays end at {at}, the payload at {size}")
-    base = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
-    if base.__array_interface__["data"][0] % 8:
+    base: Buffer = payload
+    if size >= 8 and not np.frombuffer(payload, np.int64, 1).flags.aligned:
         # Small messages lie anywhere in the socket's read buffer; kernels that use the views want alignment.
-        base = base.copy()
-    base.flags.writeable = False
-    return {
-        e.name: base[e.offset : e.offset + e.nbytes].view(DTYPES[e.dtype]).reshape(e.shape) for e in table
-    }
+        base = bytes(payload)
+    return {entry.name: _view(entry, base) for entry in table}
 
 
-def _check_entry(entry: ArrayEntry, at: int, size: int) -> None:
-    dtype = DTYPES.get(entry.dtype)
-    if dtype is None:
+def _view(entry: ArrayEntry, base: Buffer) -> Array:
+    dtype = DTYPES.get(entry.dtype, _UINT16)
+    array = np.ndarray(entry.shape, dtype, base, entry.offset)
+    array.flags.writeable = False
+    return array
+
+
+def _check_entry(entry: ArrayEntry, at: int, size: int) -> int:
+    """Raise if the entry is wrong; returns where it ends."""
+    width = _ITEM_BYTES.get(entry.dtype)
+    if width is None:
         raise ProtocolError(ErrorCode.UNKNOWN_DTYPE, f"array {entry.name!r} has dtype {entry.dtype!r}")
-    if len(entry.shape) > MAX_DIMENSIONS or any(n < 0 for n in entry.shape):
-        raise ProtocolError(ErrorCode.BAD_SHAPE, f"array {entry.name!r} has shape {entry.shape}")
-    if math.prod(entry.shape) * dtype.itemsize != entry.nbytes:
+    shape, offset, nbytes = entry.shape, entry.offset, entry.nbytes
+    if len(shape) > MAX_DIMENSIONS or (shape and min(shape) < 0):
+        raise ProtocolError(ErrorCode.BAD_SHAPE, f"array {entry.name!r} has shape {shape}")
+    if math.prod(shape) * width != nbytes:
         raise ProtocolError(
             ErrorCode.BAD_SHAPE,
-            f"array {entry.name!r}: shape {entry.shape} of {entry.dtype} is not {entry.nbytes} bytes",
+            f"array {entry.name!r}: shape {shape} of {entry.dtype} is not {nbytes} bytes",
         )
-    if entry.offset % ALIGNMENT or entry.offset < at or entry.offset + entry.nbytes > size:
+    if offset % ALIGNMENT or offset < at or offset + nbytes > size:
         raise ProtocolError(
             ErrorCode.BAD_OFFSET,
-            f"array {entry.name!r} at {entry.offset}, {entry.nbytes} bytes: must start at a multiple "
+            f"array {entry.name!r} at {offset}, {nbytes} bytes: must start at a multiple "
             f"of {ALIGNMENT}, not before {at}, and end by {size}",
         )
+    return offset + nbytes
 
 
-def _bytes_of(array: Array, dtype: np.dtype[np.generic]) -> Buffer:
-    little = np.ascontiguousarray(array, dtype)
-    return little.reshape(-1).view(np.uint8).data if little.size else b""
-
-
-def _aligned(offset: int) -> int:
-    return (offset + ALIGNMENT - 1) & -ALIGNMENT
+def _little(name: str, array: Array | Bfloat16) -> tuple[str, Array]:
+    """The code of an array, and its elements contiguous and little endian."""
+    if isinstance(array, Bfloat16):
+        return BFLOAT16, np.ascontiguousarray(array.bits, _UINT16).reshape(array.bits.shape)
+    code = _CODES.get(array.dtype)
+    if code is not None and array.flags.c_contiguous:
+        return code, array
+    if array.dtype.name == "bfloat16":
+        return _little(name, Bfloat16(array.view(np.uint16)))
+    dtype = array.dtype.newbyteorder("<")
+    code = _CODES.get(dtype)
+    if code is None:
+        known = ", ".join([*DTYPES, BFLOAT16])
+        raise UnsendableError(f"array {name} has dtype {array.dtype}; the wire knows {known}")
+    # ascontiguousarray makes a scalar one-dimensional.
+    return code, np.ascontiguousarray(array, dtype).reshape(array.shape)

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import msgspec
+
+from trainer_bridge.checkpoint import state_from
 from trainer_bridge.clock import Clock, SystemClock
 from trainer_bridge.codec import Data
 from trainer_bridge.config import ReceiverConfig
 from trainer_bridge.control import ControlBoard, ControlState
-from trainer_bridge.errors import BridgeError, ClosedError, ForkedError, SpoolError, reason_of
-from trainer_bridge.lease import Lease
+from trainer_bridge.dead_letters import DeadLetter, DeadLetters, letter_of
+from trainer_bridge.desk import Desk
+from trainer_bridge.errors import (
+    BridgeError,
+    ClosedError,
+    ConfigError,
+    ForkedError,
+    SpoolError,
+)
+from trainer_bridge.guard import Guard
+from trainer_bridge.keys import CurveKeys
+from trainer_bridge.lease import BatchLease, Lease
+from trainer_bridge.member import Member
 from trainer_bridge.messages import RunState
-from trainer_bridge.receiver_loop import ReceiverEvent, ReceiverLoop, Waiting
+from trainer_bridge.meter import flat_metrics
+from trainer_bridge.pool import Pool
+from trainer_bridge.ranked import RankedDesk
+from trainer_bridge.receiver_loop import ReceiverEvent, ReceiverLoop
+from trainer_bridge.receiver_stats import gather_stats
 from trainer_bridge.session import ReceiverSession
-from trainer_bridge.session.peers import Producer
-from trainer_bridge.stats import ProducerStats, ReceiverStats
+from trainer_bridge.stats import ReceiverStats
 from trainer_bridge.store import Store
 from trainer_bridge.transport import ServerTransport
 from trainer_bridge.zmq_transport import ZmqServer
@@ -32,6 +50,8 @@ class SampleReceiver:
             committed is handed out again after a restart, and repeated messages are known across restarts.
         on_event: called for each `ReceiverEvent`, in the receiver's own thread.
         config: the rarer settings.
+        keys: encrypt, and take connections from the keys in `keys.peers` alone. None: plain text, on this
+            machine only.
         clock: time and ids.
         transport: another network than ZeroMQ.
 
@@ -47,6 +67,7 @@ class SampleReceiver:
         out: Path | str | None = None,
         on_event: Callable[[ReceiverEvent], None] | None = None,
         config: ReceiverConfig | None = None,
+        keys: CurveKeys | None = None,
         clock: Clock | None = None,
         transport: ServerTransport | None = None,
     ) -> None:
@@ -58,11 +79,17 @@ class SampleReceiver:
             max_payload_bytes=config.max_payload_bytes,
             insecure=config.insecure,
             timing=config.timing,
+            keys=keys,
         )
         self.address = network.address
-        """Where senders connect to."""
+        """Where senders, observers and other ranks connect to."""
+        self.world = 1
+        """Data-parallel ranks that share each step of `next_batch`."""
         self._board = ControlBoard(clock.now_ns())
+        self._clock = clock
+        self._max_staleness = config.max_staleness
         self._store: Store | None = None
+        letters: DeadLetters | None = None
         try:
             if out is not None:
                 self._store = Store(
@@ -71,54 +98,99 @@ class SampleReceiver:
                     now_ns=clock.now_ns(),
                     progressed=network.wake,
                 )
+            letters = self._letters = DeadLetters(None if out is None else Path(out))
+            session = ReceiverSession(
+                receiver=bytes.fromhex(clock.new_id()), config=config, board=self._board
+            )
+            pool = Pool(
+                session=session,
+                config=config,
+                board=self._board,
+                read=self._read,
+                bury=self._bury,
+                now_s=clock.monotonic_s(),
+            )
             self._loop = ReceiverLoop(
                 transport=network,
-                session=ReceiverSession(
-                    receiver=bytes.fromhex(clock.new_id()), config=config, board=self._board
-                ),
+                session=session,
+                pool=pool,
                 store=self._store,
+                letters=letters,
+                guard=Guard(config),
                 clock=clock,
                 on_event=on_event,
+            )
+            self._desk = Desk(
+                loop=self._loop,
+                board=self._board,
+                clock=clock,
+                patience_s=config.patience_s,
+                ranked=RankedDesk(
+                    loop=self._loop,
+                    clock=clock,
+                    split=config.rank_split,
+                    patience_s=config.patience_s,
+                    check=self._check_usable,
+                ),
+                check=self._check_usable,
             )
         except BridgeError:
             if self._store is not None:
                 self._store.close()
+            if letters is not None:
+                letters.close()
             network.close()
             raise
 
     def next(self, timeout_s: float | None = None) -> Lease | None:
-        """Hand out the next rollout.
+        """Hand out the next rollout, whatever its group. Use this or `next_batch`, not both.
 
         Args:
-            timeout_s: how long to wait for one. None: as long as it takes.
+            timeout_s: how long to wait for one. None: as long as it takes. 0: only look.
 
         Returns:
             A lease, or None if none came in time.
 
         Raises:
             ClosedError: the receiver is closed.
-            SpoolError: the store failed, or what is in it is damaged.
+            StuckError: nothing can come, and nothing has moved for `patience_s`.
+            SpoolError: the store failed.
             BridgeError: the receiver's thread has failed.
         """
         self._check_process()
-        loop = self._loop
-        with loop.changed:
-            loop.changed.wait_for(
-                lambda: loop.queue or loop.closing or loop.failure is not None, timeout=timeout_s
-            )
-            self._check_usable()
-            if not loop.queue:
-                return None
-            waiting, name = loop.take()
-        return Lease(
-            self._data(waiting),
-            producer_name=name,
-            restored=waiting.data is None,
-            on_commit=lambda: self._commit(waiting),
-        )
+        return self._desk.one(timeout_s)
+
+    def next_batch(
+        self, *, groups: int, deadline_s: float | None = None, world: int | None = None
+    ) -> BatchLease | None:
+        """Hand out the next `groups` groups, each with every part of every rollout.
+
+        What is not handed out stays where it is: nothing is taken out to look at it (THUDM/slime PR #2238). A
+        group id names one group for ever: what comes after its group was handed out is dropped as `late`.
+
+        Args:
+            groups: how many.
+            deadline_s: how long to wait for so many, in seconds from now. None: as long as it takes. 0: only
+                look.
+            world: data-parallel ranks that share the step, this one (rank 0) included; it may change from
+                step to step. None: `self.world`. The others hold a `RankReceiver`. The lease is rank 0's
+                share, as `rank_split` says; its `commit` waits until all ranks have committed theirs.
+
+        Returns:
+            A lease, or None if there were not so many in time, or a rank did not ask; then nothing was taken,
+            and the other ranks get None too.
+
+        Raises:
+            ConfigError: nobody says how many rollouts a group has, or the groups cannot be shared out evenly.
+            ClosedError, StuckError, SpoolError, BridgeError: as `next`.
+        """
+        self._check_process()
+        if groups < 1:
+            raise ConfigError(f"groups must be 1 or more, got {groups}")
+        return self._desk.batch(groups, deadline_s, self.world if world is None else world)
 
     def __iter__(self) -> Iterator[Lease]:
-        """Rollouts as they come, until `close`."""
+        """Rollouts as they come, until `close`; raises as `next`."""
         while True:
             try:
                 lease = self.next()
@@ -137,12 +209,18 @@ class SampleReceiver:
     ) -> ControlState:
         """Change the state that all workers are told (what is not given stays), and tell them at once.
 
+        With `max_staleness`, a new `weights_version` brings the `min_version` that follows from it, so that
+        workers can give up early what would be dropped here.
+
         Raises:
             ClosedError, ForkedError: the receiver cannot be used here.
         """
         self._check_process()
         with self._loop.changed:
             self._check_usable()
+            if weights_version is not None and min_version is None and self._max_staleness is not None:
+                oldest = weights_version - self._max_staleness
+                min_version = oldest if oldest > 0 else -1
             state = self._board.set(
                 run_state=run_state,
                 policy_run=policy_run,
@@ -152,6 +230,63 @@ class SampleReceiver:
             self._loop.session.publish()
         self._loop.wake()
         return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the trainer's checkpoint must hold: everything committed or dropped until now.
+
+        Plain values (JSON, `torch.save`, msgpack). Take it after `commit` and save it together with the
+        weights; then call `checkpoint_saved` with it.
+        """
+        self._check_process()
+        with self._loop.changed:
+            return msgspec.to_builtins(self._loop.pool.state())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, also an older one: nothing that it holds comes again, all else does.
+
+        What was told to the senders as committed after that checkpoint comes from the store; without one it
+        is gone, and counted as `unavailable`.
+
+        Raises:
+            BridgeError: rollouts were handed out already, or it is no state of a receiver.
+        """
+        self._check_process()
+        loaded = state_from(state)
+        with self._loop.changed:
+            self._check_usable()
+            self._loop.load(loaded)
+            self._loop.changed.notify_all()
+
+    def checkpoint_saved(self, state: Mapping[str, Any]) -> None:
+        """A checkpoint that holds `state` is on the disk: senders may forget what it knows of.
+
+        Without effect where `commit_on` is "commit".
+
+        Raises:
+            BridgeError: it is no state of a receiver.
+        """
+        self._check_process()
+        saved = state_from(state)
+        with self._loop.changed:
+            self._check_usable()
+            self._loop.pool.ends.saved(saved)
+            self._loop.settle()
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """What nobody could use, with the reason: given back too often, unreadable, or malformed.
+
+        Raises:
+            SpoolError: the catalogue cannot be read.
+        """
+        self._check_process()
+        return self._letters.all()
+
+    def metrics(self) -> dict[str, float]:
+        """Counts and gauges under flat, fixed names, for W&B or TensorBoard; see `flat_metrics`."""
+        self._check_process()
+        with self._loop.changed:
+            version = self._board.state.weights_version
+            return flat_metrics(self._stats(), self._loop.pool.meter, version)
 
     def stats(self) -> ReceiverStats:
         """Counts as of now; also after `close`."""
@@ -167,6 +302,7 @@ class SampleReceiver:
         """
         self._check_process()
         self._loop.stop()
+        self._letters.close()
         if isinstance(self._loop.failure, SpoolError):
             raise SpoolError(str(self._loop.failure)) from self._loop.failure
 
@@ -180,18 +316,13 @@ class SampleReceiver:
 
     # -- inside
 
-    def _commit(self, waiting: Waiting) -> None:
-        self._check_process()
-        with self._loop.changed:
-            self._check_usable()
-            self._loop.commit(waiting)
-
-    def _data(self, waiting: Waiting) -> Data:
-        if waiting.data is not None:
-            return waiting.data
+    def _read(self, position: int) -> Data:
         if self._store is None:
-            raise BridgeError(f"message {waiting.identity.sequence} was queued without its data")
-        return self._store.read(waiting.position)
+            raise BridgeError(f"record {position} is to be read and there is no store")
+        return self._store.read(position)
+
+    def _bury(self, member: Member, reason: str, detail: str) -> None:
+        self._letters.add(letter_of(member, reason, detail, self._clock.now_ns()))
 
     def _check_usable(self) -> None:
         failure = self._loop.failure
@@ -210,39 +341,4 @@ class SampleReceiver:
             )
 
     def _stats(self) -> ReceiverStats:
-        loop, session, store = self._loop, self._loop.session, self._store
-        producers = session.ledger.producers.values()
-        return ReceiverStats(
-            address=self.address,
-            messages=loop.counts.messages,
-            samples=loop.counts.samples,
-            tokens=loop.counts.tokens,
-            restored=loop.counts.restored,
-            queued=len(loop.queue),
-            leased=loop.counts.leased,
-            committed=loop.counts.committed,
-            duplicates=sum(p.duplicates for p in producers),
-            fenced=sum(p.fenced for p in producers),
-            rejected={reason_of(code): n for code, n in session.rejected.items()},
-            stored=store.last if store is not None else 0,
-            torn_bytes=store.torn_bytes if store is not None else 0,
-            observers=sum(peer.role == "observer" for peer in session.peers.values()),
-            skipped_copies=session.skipped_copies,
-            forgotten_rollouts=session.ledger.rollouts.forgotten,
-            producers=tuple(_producer_stats(p) for p in producers),
-        )
-
-
-def _producer_stats(producer: Producer) -> ProducerStats:
-    return ProducerStats(
-        name=producer.name,
-        producer=producer.id.hex(),
-        presence=producer.presence,
-        messages=producer.messages,
-        samples=producer.samples,
-        duplicates=producer.duplicates,
-        fenced=producer.fenced,
-        rejected=producer.rejected,
-        queued=producer.queued,
-        unsettled=producer.reported_unsettled,
-    )
+        return gather_stats(self.address, self._loop.session, self._loop.pool, self._store, self._loop.guard)

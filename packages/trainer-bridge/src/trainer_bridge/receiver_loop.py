@@ -1,4 +1,4 @@
-"""`ReceiverLoop`: the one thread in which a receiver's network, session, store and queue meet."""
+"""`ReceiverLoop`: the one thread in which a receiver's network, session, store and pool meet."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-import msgspec
-
+from trainer_bridge.checkpoint import ReceiverState
 from trainer_bridge.clock import Clock
 from trainer_bridge.codec import Data, Frames, decode_data
+from trainer_bridge.dead_letters import DeadLetters, letter_of_refusal
 from trainer_bridge.errors import BridgeError, ErrorCode, ProtocolError
+from trainer_bridge.guard import Guard
 from trainer_bridge.head import decode_head, encode_head
-from trainer_bridge.messages import DataHead
+from trainer_bridge.member import Member
+from trainer_bridge.messages import DataHead, Hello
 from trainer_bridge.payload import Buffer
+from trainer_bridge.pool import Pool
+from trainer_bridge.receiver_stats import status_of
+from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import Identity, ReceiverSession
 from trainer_bridge.session.peers import Presence
 from trainer_bridge.store import Store
@@ -31,39 +36,19 @@ BATCH = 64
 class ReceiverEvent(NamedTuple):
     """Something a user of the receiver may want to show. Told in its own thread: return quickly."""
 
-    kind: Literal["producer", "rejected"]
+    kind: Literal["producer", "rejected", "dropped"]
     text: str
 
 
-class Waiting(NamedTuple):
-    """A message in the queue."""
-
-    identity: Identity
-    data: Data | None
-    """None: it lies in the store only."""
-    nbytes: int
-    position: int
-    """Its place in the store; 0 without one."""
-
-
-class Counts(msgspec.Struct):
-    """Rollouts, unless said otherwise, since the start."""
-
-    messages: int = 0
-    samples: int = 0
-    tokens: int = 0
-    restored: int = 0
-    leased: int = 0
-    committed: int = 0
-
-
 class ReceiverLoop:
-    """Takes messages in, acknowledges them, and queues them for the consumer until it is stopped.
+    """Takes messages in, acknowledges them, and pools them for the consumer until it is stopped.
 
-    `changed` guards the session, the queue and the public fields; it is notified when the queue grows and at
-    the end.
+    `changed` guards the session, the pool and the public fields; it is notified when a rollout came, when a
+    group's deadline passed, and at the end.
 
     Args:
+        pool: of the same session.
+        letters: for messages that cannot be read.
         on_event: called without the lock.
     """
 
@@ -72,7 +57,10 @@ class ReceiverLoop:
         *,
         transport: ServerTransport,
         session: ReceiverSession,
+        pool: Pool,
         store: Store | None,
+        letters: DeadLetters,
+        guard: Guard,
         clock: Clock,
         on_event: Callable[[ReceiverEvent], None] | None,
     ) -> None:
@@ -80,41 +68,73 @@ class ReceiverLoop:
         self._clock = clock
         self._on_event = on_event
         self.session = session
+        self.pool = pool
         self.store = store
+        self.guard = guard
+        self._letters = letters
         self.changed = threading.Condition()
-        self.queue: deque[Waiting] = deque()
-        self.counts = Counts()
         self.closing = False
         self.failure: Exception | None = None
         """What ended the thread before its time."""
         self._storing: deque[tuple[int, Identity]] = deque()
         self._at: dict[int, Identity] = {}
-        """Position in the store -> message, until its commit is on the disk."""
+        """Position in the store -> message, while its commit is on the way to the disk."""
+        self._dropped: set[str] = set()
+        """Reasons that were told."""
         self._presence: dict[bytes, Presence] = {}
         self._refusals: list[ReceiverEvent] = []
-        if store is not None:
-            self._restore(store)
         self._thread = threading.Thread(
             target=self._run, name=f"trainer-bridge receiver {transport.address}", daemon=True
         )
+        if store is not None:
+            self._restore(store)
         self._thread.start()
 
-    def take(self) -> tuple[Waiting, str]:
-        """The first message of the queue, and its producer's name; the caller holds `changed`."""
-        waiting = self.queue.popleft()
-        self.counts.leased += 1
-        if self.session.mark_taken(waiting.identity, waiting.nbytes):
+    def settle(self) -> None:
+        """Carry out what the pool decided; the caller holds `changed`."""
+        for lease in self.session.steps.take_abandoned():
+            now_s = self._clock.monotonic_s()
+            if lease.nacked:
+                self.pool.nack(lease.lease, None, lease.reason, now_s)
+            else:
+                self.pool.release(lease.lease, now_s)
+        for resolved in self.pool.ends.take_finished():
+            if self.store is not None:
+                self._at[resolved.position] = resolved.identity
+                # Acknowledged when that is on the disk.
+                self.store.commit(resolved.position, dropped=resolved.dropped)
+            else:
+                due = self.session.mark_committed(resolved.identity, self._clock.monotonic_s())
+                self.session.has_news |= due
+        self.session.limit(self.pool.allowance)
+        news = self.session.has_news or self.session.steps.waiting_peers
+        if news and threading.current_thread() is not self._thread:
             self._transport.wake()
-        return waiting, self.session.ledger.producers[waiting.identity.producer].name
 
-    def commit(self, waiting: Waiting) -> None:
-        """The consumer is done with a message; the caller holds `changed`."""
-        self.counts.leased -= 1
-        self.counts.committed += 1
+    def load(self, state: ReceiverState) -> None:
+        """Go on from a checkpoint; the caller holds `changed`.
+
+        Raises:
+            BridgeError: rollouts were handed out already, or the state is damaged.
+        """
+        done = state.watermark()
+        committed = SeqSet()
+        again: list[tuple[DataHead, int, int]] = []
+        for held in self.store.held() if self.store is not None else ():
+            identity = Identity(held.head.producer, held.head.epoch, held.head.sequence)
+            if identity in done:
+                committed.add(held.position)
+            elif held.committed:
+                again.append((held.head, held.nbytes, held.position))
+        members = (
+            Member.stored(self.session.ledger.reopen(head, nbytes), head, nbytes=nbytes, position=position)
+            for head, nbytes, position in again
+        )
+        self.pool.load(state, members, self._clock.monotonic_s())
         if self.store is not None:
-            self.store.commit(waiting.position)  # acknowledged when that is on the disk
-        elif self.session.mark_committed(waiting.identity, self._clock.monotonic_s()):
-            self._transport.wake()
+            self.store.rewind(committed)
+        self.settle()
+        log.info("a checkpoint was loaded: %d stored rollouts after it come again", len(again))
 
     def wake(self) -> None:
         """Something is to be sent."""
@@ -168,33 +188,52 @@ class ReceiverLoop:
         for held in store.held():
             identity = self.session.ledger.restore(held.head, committed=held.committed, nbytes=held.nbytes)
             if not held.committed:
-                self._at[held.position] = identity
-                self.queue.append(Waiting(identity, None, held.nbytes, held.position))
-                self.counts.restored += 1
+                self.pool.meter.restored += 1
+                self.pool.offer(
+                    Member.stored(identity, held.head, nbytes=held.nbytes, position=held.position),
+                    self._clock.monotonic_s(),
+                )
+        self.settle()
         if store.last:
-            log.info("%d rollouts in the store, %d of them not committed", store.last, self.counts.restored)
+            restored = self.pool.meter.restored
+            log.info("%d rollouts in the store, %d of them not committed", store.last, restored)
 
     def _step(self) -> None:
         now_s = self._clock.monotonic_s()
-        for peer, frames in self._transport.receive(BATCH):
-            self._on_frames(peer, frames, now_s)
+        ranked = bool(self.session.steps.ranks)  # before the last one may be lost
+        for peer, frames, user in self._transport.receive(BATCH):
+            if self.guard.admits(peer, user, now_s):
+                self._on_frames(peer, frames, user, now_s)
         if self.store is not None:
             self.store.check()
             self._after_disk(self.store, now_s)
+        self._expire(now_s)
         self.session.tick(now_s)
         self._flush(now_s)
+        if ranked or self.session.steps.ranks:
+            self._serve_ranks()
+
+    def _expire(self, now_s: float) -> None:
+        due_s = self.pool.groups.next_due_s()
+        if due_s is not None and due_s <= now_s:
+            self.pool.expire(now_s)
+            self.settle()
+            self.changed.notify_all()
 
     def _patience(self) -> float:
         due_s = self.session.next_due_s
         return TICK_S if due_s is None else min(max(due_s - self._clock.monotonic_s(), 0.0), TICK_S)
 
-    def _on_frames(self, peer: bytes, frames: Sequence[Buffer], now_s: float) -> None:
+    def _on_frames(self, peer: bytes, frames: Sequence[Buffer], user: str, now_s: float) -> None:
         head: DataHead | None = None
         try:
             message = decode_head(frames[0] if frames else b"")
             if not isinstance(message, DataHead):
+                self.guard.charge(peer, now_s)
                 if len(frames) != 1:
                     raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"{len(frames)} frames, 1 is right")
+                if isinstance(message, Hello) and message.role == "producer":
+                    self.guard.claim(message.peer, user)
                 self.session.on_message(peer, message, now_s)
                 return
             head = message
@@ -202,9 +241,19 @@ class ReceiverLoop:
                 raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"DATA of {len(frames)} frames, 2 are right")
             if self.session.on_data(peer, head, now_s):
                 self._accept(Frames(bytes(frames[0]), frames[1]), decode_data(head, frames[1]))
+            else:
+                self.guard.charge(peer, now_s)
         except ProtocolError as error:
             self.session.reject(peer, head, error)
+            self._letters.add(letter_of_refusal(head, frames, error, self._clock.now_ns()))
             self._refusals.append(ReceiverEvent("rejected", f"a message was refused: {error}"))
+            if self.guard.malformed(peer, user, now_s):
+                self._quarantine(peer, user or peer.hex())
+
+    def _quarantine(self, peer: bytes, name: str) -> None:
+        text = f"too many malformed messages; nothing more is read from {name} for a while"
+        self.session.reject(peer, None, ProtocolError(ErrorCode.QUARANTINED, text))
+        self._refusals.append(ReceiverEvent("rejected", f"quarantine: {text}"))
 
     def _accept(self, frames: Frames, data: Data) -> None:
         accepted = self.session.accept(data, frames.nbytes)
@@ -214,11 +263,9 @@ class ReceiverLoop:
         if self.store is not None:
             position = self.store.append(frames)
             self._storing.append((position, accepted.identity))
-            self._at[position] = accepted.identity
-        self.counts.messages += 1
-        self.counts.samples += len(data.samples)
-        self.counts.tokens += sum(len(sample) for sample in data.samples)
-        self.queue.append(Waiting(accepted.identity, data, accepted.nbytes, position))
+        self.pool.meter.arrive(len(data.samples), sum(len(sample) for sample in data.samples))
+        self.pool.offer(Member.arrived(accepted, frames, position), self._clock.monotonic_s())
+        self.settle()
         self.changed.notify_all()
         for observer in self.session.observers():
             if self._transport.send(observer, frames) != "sent":
@@ -235,6 +282,34 @@ class ReceiverLoop:
             # A full queue is no loss: everything a receiver says is absolute, and said again.
             if self._transport.send(peer, (encode_head(message),)) == "gone":
                 self.session.unreachable(peer)
+        observers, self.session.status_due = self.session.status_due, []
+        for observer in observers:
+            here = self._transport.address
+            status = status_of(observer, here, self.session, self.pool, self.store, self.guard)
+            if status is not None:
+                self._transport.send(observer, (encode_head(status),))
+
+    def _serve_ranks(self) -> None:
+        steps = self.session.steps
+        self.settle()
+        for peer in steps.waiting_peers:
+            while (item := steps.next_out(peer)) is not None:
+                frames = self._frames_of(item) if isinstance(item, Member) else (encode_head(item),)
+                answer = self._transport.send(peer, frames)
+                if answer == "gone":
+                    self.session.unreachable(peer)
+                if answer != "sent":
+                    break  # full: the rest goes out at the next step
+                steps.mark_sent(peer)
+        self.settle()
+        self.changed.notify_all()
+
+    def _frames_of(self, member: Member) -> Frames:
+        if member.frames is not None:
+            return member.frames
+        if self.store is None:
+            raise BridgeError(f"rollout {member.rollout_id.hex()} is to be sent to a rank and is not stored")
+        return self.store.frames(member.position)
 
     def _events(self) -> list[ReceiverEvent]:
         events, self._refusals = self._refusals, []
@@ -244,4 +319,12 @@ class ReceiverLoop:
                 if producer.presence != "away":
                     who = f"{producer.name} ({producer.id.hex()[:8]})"
                     events.append(ReceiverEvent("producer", f"producer {who} {producer.presence}"))
+                    self.pool.moved_s = self._clock.monotonic_s()
+                    self.changed.notify_all()
+        for reason in self.pool.meter.dropped:
+            if reason not in self._dropped:
+                self._dropped.add(reason)
+                events.append(
+                    ReceiverEvent("dropped", f"rollouts are dropped: {reason} (counted from now on)")
+                )
         return events

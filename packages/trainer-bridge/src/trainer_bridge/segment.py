@@ -76,11 +76,20 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, first: int, created_ns: int) -> tuple[Segment, BinaryIO]:
-        """A new file, open for appending. It is on the disk, with its name, when this returns."""
+        """A new file, open for appending. It is on the disk, with its name, when this returns.
+
+        Raises:
+            OSError: there is no such file.
+        """
         file = path.open("xb", buffering=0)
-        file.write(_FILE.pack(FILE_MAGIC, MAJOR, MINOR, 0, first, created_ns))
-        os.fsync(file.fileno())
-        sync_folder(path.parent)
+        try:
+            _write_all(file.fileno(), [_FILE.pack(FILE_MAGIC, MAJOR, MINOR, 0, first, created_ns)])
+            os.fsync(file.fileno())
+            sync_folder(path.parent)
+        except OSError:
+            file.close()
+            path.unlink()
+            raise
         return cls(path, first), file
 
     @classmethod

@@ -11,11 +11,14 @@ from types import TracebackType
 
 from token_tracking.sample import Sample
 
+from trainer_bridge.address import absence_hint
+from trainer_bridge.block_pool import BlockPool
 from trainer_bridge.clock import Clock, SystemClock
-from trainer_bridge.codec import draft
 from trainer_bridge.config import Durability, SenderConfig
 from trainer_bridge.control import ControlState
+from trainer_bridge.drafts import drafts_of, size_of_group
 from trainer_bridge.errors import (
+    AuthError,
     BackpressureError,
     BridgeError,
     ClosedError,
@@ -23,10 +26,11 @@ from trainer_bridge.errors import (
     ConnectError,
     ForkedError,
     RefusedError,
-    reason_of,
 )
+from trainer_bridge.keys import CurveKeys
 from trainer_bridge.outbox import MemoryOutbox, Outbox, SpoolOutbox
 from trainer_bridge.sender_loop import SenderEvent, SenderLoop
+from trainer_bridge.sender_stats import gather_sender_stats
 from trainer_bridge.session import SenderSession
 from trainer_bridge.stats import Receipt, SenderStats
 from trainer_bridge.transport import ClientTransport
@@ -57,6 +61,8 @@ class SampleSender:
         window: messages on the wire without an acknowledgement.
         on_event: called for each `SenderEvent`, in the sender's own thread.
         config: the rarer settings.
+        keys: encrypt, and talk to a receiver with the key in `keys.peers` alone. None: plain text, on this
+            machine only.
         clock: time and ids.
         transport: another network than ZeroMQ.
 
@@ -64,7 +70,7 @@ class SampleSender:
         AddressError: the address is malformed or not allowed without keys.
         ConfigError: the settings contradict each other.
         SpoolError: the spool cannot be used (the text says why).
-        ConnectError: no spool, and the receiver did not answer in time.
+        ConnectError: no spool, and the receiver did not answer in time (AuthError: the keys do not fit).
         RefusedError: no spool, and the receiver said no.
     """
 
@@ -79,6 +85,7 @@ class SampleSender:
         window: int = 64,
         on_event: Callable[[SenderEvent], None] | None = None,
         config: SenderConfig | None = None,
+        keys: CurveKeys | None = None,
         clock: Clock | None = None,
         transport: ClientTransport | None = None,
     ) -> None:
@@ -94,12 +101,14 @@ class SampleSender:
         self._spooled = spool is not None
         self._connect_timeout_s = connect_timeout_s
         self._pid = os.getpid()
+        self._pool = BlockPool()
         self._closing = False
         network: ClientTransport = transport or ZmqClient(
             address,
             max_payload_bytes=self._config.max_payload_bytes,
             insecure=self._config.insecure,
             timing=self._config.timing,
+            keys=keys,
         )
         try:
             outbox: Outbox = (
@@ -139,18 +148,26 @@ class SampleSender:
         """The state the trainer last asked for."""
         return self._loop.session.control.state
 
-    def send(self, samples: Sample | Sequence[Sample], *, timeout_s: float | None = None) -> Receipt:
+    def send(
+        self,
+        samples: Sample | Sequence[Sample],
+        *,
+        group_size: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Receipt:
         """Take samples over; durable at the level asked for when it returns. Safe from any thread.
 
         Args:
             samples: a sample, or samples in order; all parts of a rollout stand together, and become one
                 message. Their arrays are copied and may be reused.
+            group_size: rollouts that make each of their groups complete, whoever sends the others. None: the
+                receiver's configuration says it.
             timeout_s: how long to wait for room. None: as long as it takes (without a spool, and without a
                 receiver for `connect_timeout_s`, ConnectError ends the wait).
 
         Raises:
-            UnsendableError: not whole rollouts, or a value that the wire cannot carry. Nothing was taken
-                over.
+            UnsendableError: not whole rollouts, a value that the wire cannot carry, or a group size that
+                cannot be. Nothing was taken over.
             BackpressureError: no room within `timeout_s`. The rollouts before it, if any, were taken over.
             ConnectError: no spool, and the receiver has been away for too long.
             RefusedError: the receiver said no.
@@ -159,19 +176,32 @@ class SampleSender:
             ClosedError, ForkedError: the sender cannot be used here.
         """
         self._check_process()
-        drafts = [
-            draft(rollout, max_payload_bytes=self._config.max_payload_bytes)
-            for rollout in _by_rollout([samples] if isinstance(samples, Sample) else samples)
-        ]
+        drafts = drafts_of(
+            samples,
+            group_size=group_size,
+            max_payload_bytes=self._config.max_payload_bytes,
+            pool=self._pool,
+        )
         deadline_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         seqs: list[int] = []
         for each in drafts:
             with self._loop.changed:
                 self._await_room(deadline_s)
                 seqs.append(self._loop.append(each))
-        self._loop.wake()
+                # With a full window the next acknowledgement wakes the thread anyhow.
+                sendable = self._loop.session.next_to_send() is not None
+            if sendable:
+                self._loop.wake()
         self._loop.outbox.wait_durable(seqs[-1])
         return Receipt(tuple(seqs))
+
+    def send_group(self, samples: Sequence[Sample], *, timeout_s: float | None = None) -> Receipt:
+        """As `send`, for all rollouts of one group at once: it is complete with these.
+
+        Raises:
+            UnsendableError: also if the samples belong to several groups.
+        """
+        return self.send(samples, group_size=size_of_group(samples), timeout_s=timeout_s)
 
     def stats(self) -> SenderStats:
         """Counts as of now; also after `close`."""
@@ -268,7 +298,7 @@ class SampleSender:
         if loop.absent_since_s is not None and not self._spooled:
             away_s = self._clock.monotonic_s() - loop.absent_since_s
             if away_s > self._connect_timeout_s:
-                raise ConnectError(self._absence(away_s))
+                raise self._absence(away_s)
 
     def _await_connection(self) -> None:
         loop = self._loop
@@ -280,16 +310,20 @@ class SampleSender:
                 return
             try:
                 self._check_usable()
-                failure: BridgeError = ConnectError(self._absence(self._connect_timeout_s))
+                failure: BridgeError = self._absence(self._connect_timeout_s)
             except BridgeError as error:
                 failure = error
         self.close(drain_s=0.0)
         raise failure
 
-    def _absence(self, away_s: float) -> str:
-        return (
-            f"no trainer-bridge receiver has answered at {self._address} for {away_s:.1f} s: start one "
-            "(`trainer-bridge receive --bind ...`), check host and port, or give a spool so that samples wait"
+    def _absence(self, away_s: float) -> ConnectError:
+        stranger = self._loop.stranger
+        if stranger:
+            return AuthError(f"no session with {self._address} for {away_s:.1f} s: {stranger}")
+        return ConnectError(
+            f"no trainer-bridge receiver has answered at {self._address} for {away_s:.1f} s: "
+            f"{absence_hint(self._address)}; start one (`trainer-bridge receive --bind ...`), or give a "
+            "spool so that samples wait"
         )
 
     def _check_process(self) -> None:
@@ -300,33 +334,10 @@ class SampleSender:
             )
 
     def _stats(self) -> SenderStats:
-        loop, session = self._loop, self._loop.session
-        pending = session.unsettled
-        sent = session.last - self._first_own + 1
-        return SenderStats(
-            address=self._address,
-            producer=loop.outbox.producer.hex(),
-            epoch=loop.outbox.streams[-1].epoch,
-            sent=sent,
+        return gather_sender_stats(
+            self._loop,
+            self._address,
+            first_own=self._first_own,
             inherited=self._inherited,
-            acknowledged=sent + self._inherited - pending - sum(session.dropped.values()),
-            pending=pending,
-            in_flight=session.in_flight,
-            spooled=pending if self._spooled else 0,
-            dropped={reason_of(code): n for code, n in session.dropped.items()},
-            resent=session.resent,
-            reconnects=max(loop.connects - 1, 0),
-            connected=session.state == "open",
-            last_error=loop.last_error,
-            where=loop.outbox.place(),
+            spooled=self._spooled,
         )
-
-
-def _by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:
-    rollouts: list[list[Sample]] = []
-    for sample in samples:
-        if rollouts and sample.part > 0 and rollouts[-1][0].key[:2] == sample.key[:2]:
-            rollouts[-1].append(sample)
-        else:
-            rollouts.append([sample])
-    return rollouts or [[]]

@@ -66,6 +66,8 @@ class SenderLoop:
         """What ended the thread before its time."""
         self.last_error = ""
         self.connects = 0
+        self.stranger = ""
+        """Why the peer and we do not know each other; empty: they do, or no peer was met."""
         self.absent_since_s: float | None = clock.monotonic_s()
         """Since when no receiver is there. None: one is."""
         self._closing = False
@@ -157,11 +159,19 @@ class SenderLoop:
     def _take_in(self, now_s: float) -> None:
         for event in self._transport.events(BATCH):
             if event.kind == "up":
+                self.stranger = ""
                 self.session.connected(now_s)
+            elif event.kind == "unknown":
+                self._on_stranger(event.text)
             elif event.kind == "down":
                 self.session.disconnected()
             else:
                 self._on_frames(event.frames, now_s)
+
+    def _on_stranger(self, text: str) -> None:
+        if text != self.stranger:  # it comes with every attempt
+            log.warning("no session with %s: %s", self._address, text)
+        self.stranger = self.last_error = text
 
     def _on_frames(self, frames: Sequence[Buffer], now_s: float) -> None:
         try:
@@ -202,7 +212,7 @@ class SenderLoop:
             self.last_error = session.refusal.text
             events.append(SenderEvent("refused", f"{self._address} refused this sender: {self.last_error}"))
         dropped = sum(session.dropped.values())
-        if dropped != self._dropped_told:
+        if dropped > self._dropped_told:
             self._dropped_told = dropped
             reasons = ", ".join(f"{reason_of(code)} {n}" for code, n in session.dropped.items())
             events.append(SenderEvent("dropped", f"{self._address} refuses messages as invalid: {reasons}"))

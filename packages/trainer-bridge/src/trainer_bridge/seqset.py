@@ -80,6 +80,12 @@ class SeqSet:
         """Put 1..upto in."""
         self.add_range(1, upto)
 
+    def update(self, other: SeqSet) -> None:
+        """Put in what another set holds."""
+        self.raise_to(other.upto)
+        for first, last in other.ranges():
+            self.add_range(first, last)
+
     def missing(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The ranges of first..last that are not in the set, rising."""
         at = max(first, self.upto + 1)
@@ -94,7 +100,10 @@ class SeqSet:
 
     def count(self, first: int, last: int) -> int:
         """How many of first..last are in the set."""
-        return max(last - first + 1, 0) - sum(b - a + 1 for a, b in self.missing(first, last))
+        found = max(min(self.upto, last) - max(first, 1) + 1, 0)
+        for low, high in zip(self._first, self._last, strict=True):
+            found += max(min(high, last) - max(low, first) + 1, 0)
+        return found
 
     def to_wire(self) -> WireSet:
         """As it stands in an acknowledgement."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,8 @@ class CursorFile(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     version: int = VERSION
     upto: int
     ranges: tuple[tuple[int, int], ...] = ()
+    dropped: dict[str, tuple[tuple[int, int], ...]] = {}
+    """Of a store: (first, last) of records that were dropped, by reason; they are in the set as well."""
 
     def to_set(self) -> SeqSet:
         """As a set."""
@@ -80,6 +83,15 @@ def save(path: Path, state: ProducerFile | CursorFile) -> None:
         raise SpoolError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def cursor_of(seqs: SeqSet) -> CursorFile:
+def cursor_of(seqs: SeqSet, dropped: Mapping[str, SeqSet] | None = None) -> CursorFile:
     """A set as a cursor file."""
-    return CursorFile(upto=seqs.upto, ranges=tuple(seqs.ranges()))
+    return CursorFile(
+        upto=seqs.upto,
+        ranges=tuple(seqs.ranges()),
+        dropped={reason: all_ranges(each) for reason, each in (dropped or {}).items()},
+    )
+
+
+def all_ranges(seqs: SeqSet) -> tuple[tuple[int, int], ...]:
+    """A set as (first, last), rising."""
+    return (*(((1, seqs.upto),) if seqs.upto else ()), *seqs.ranges())

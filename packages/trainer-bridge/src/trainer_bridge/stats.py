@@ -43,6 +43,8 @@ class SenderStats(msgspec.Struct, frozen=True, kw_only=True):
     resent: int
     reconnects: int
     connected: bool
+    disk_faults: int
+    """Times that the disk did not take the note of what is settled. It costs repeated sending, no sample."""
     last_error: str
     """Empty: none so far."""
     where: str
@@ -62,7 +64,7 @@ class ProducerStats(msgspec.Struct, frozen=True, kw_only=True):
     fenced: int
     rejected: int
     queued: int
-    """Rollouts that wait for `next()`."""
+    """Rollouts that wait for the consumer."""
     unsettled: int
     """Messages that it last reported as not settled."""
 
@@ -70,7 +72,8 @@ class ProducerStats(msgspec.Struct, frozen=True, kw_only=True):
 class ReceiverStats(msgspec.Struct, frozen=True, kw_only=True):
     """A receiver at one instant.
 
-    `messages + restored = queued + leased + committed`.
+    `messages + restored = queued + leased + trained + committed + dropped`. With the senders' counts it is
+    the ledger of a run: what was sent is here, or a duplicate, or fenced, or still with its sender.
     """
 
     address: str
@@ -83,14 +86,32 @@ class ReceiverStats(msgspec.Struct, frozen=True, kw_only=True):
     """Rollouts found in the store at the start that were not committed."""
     queued: int
     leased: int
-    """Handed out by `next()`, not committed yet."""
+    """Handed out, and neither committed nor given back yet."""
+    trained: int
+    """Committed by the trainer, and in no saved checkpoint yet (`commit_on="checkpoint"`)."""
     committed: int
+    dropped: Mapping[str, int]
+    """Dropped rollouts: reason -> count."""
+    nacks: int
+    """Rollouts given back."""
+    groups_ready: int
+    """Groups that `next_batch` could hand out."""
+    groups_incomplete: int
+    unavailable: int
+    """Messages that a loaded checkpoint lacks and that their senders have forgotten: it is older than what
+    they were told is saved, and there is no store to take them from."""
     duplicates: int
     """Repeated messages: same identity, or same rollout and attempt."""
+    doubled: int
+    """Of the duplicates: messages of their own, whose rollout had come in another one."""
     fenced: int
     """Messages of an attempt that a later attempt has replaced."""
     rejected: Mapping[str, int]
     """Refused messages: reason -> count."""
+    unread: int
+    """Messages left unread because their peer sent too many, ignored its credit, or is in quarantine."""
+    quarantines: int
+    """Times that a peer was put into quarantine for malformed messages."""
     stored: int
     """Rollouts in the store (0 without one)."""
     torn_bytes: int
@@ -101,6 +122,12 @@ class ReceiverStats(msgspec.Struct, frozen=True, kw_only=True):
     forgotten_rollouts: int
     """Rollout ids that deduplication no longer knows (`remember_rollouts`)."""
     producers: tuple[ProducerStats, ...]
+
+    @property
+    def unaccounted(self) -> int:
+        """What the equation above is off by: 0, or there is a fault in this package."""
+        ends = self.committed + sum(self.dropped.values())
+        return self.messages + self.restored - self.queued - self.leased - self.trained - ends
 
     @property
     def lost_producers(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from trainer_bridge.head import decode_head
 from trainer_bridge.messages import DataHead
 from trainer_bridge.segment_log import SegmentLog
 from trainer_bridge.seqset import SeqSet
-from trainer_bridge.state_file import CursorFile, cursor_of, load, save
+from trainer_bridge.state_file import CursorFile, all_ranges, cursor_of, load, save
 
 
 class Held(NamedTuple):
@@ -46,8 +46,11 @@ class Store:
         self._lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._committed = SeqSet()
+        self._dropped: dict[str, SeqSet] = {}
+        """Of the committed: why, where it was not training."""
         self._committing: list[int] = []
         self._saved: list[int] = []
+        self._rewound = False
         self.synced = self._log.last
         """Positions up to this are on the disk."""
         try:
@@ -57,6 +60,9 @@ class Store:
             raise
         if cursor is not None:
             self._committed = cursor.to_set()
+            for reason, ranges in cursor.dropped.items():
+                for first, last in ranges:
+                    self._dropped.setdefault(reason, SeqSet()).add_range(first, last)
         self._commits = GroupCommit(flush=self._flush, done=self._done, name="trainer-bridge store")
 
     @property
@@ -70,7 +76,7 @@ class Store:
         return self._log.torn_bytes
 
     def held(self) -> Iterator[Held]:
-        """Every record that was there at the start, in order; reads the heads only."""
+        """Every record, in order; reads the heads only. Nothing may be appended meanwhile."""
         for segment in self._log.segments():
             for span, raw in segment.heads():
                 try:
@@ -96,18 +102,41 @@ class Store:
         Raises:
             SpoolError: it is damaged.
         """
-        with self._read_lock:
-            record = self._log.read(position)
+        frames = self.frames(position)
         try:
-            return decode_frames(record.frames)
+            return decode_frames(frames)
         except ProtocolError as error:
             raise SpoolError(f"{self._log.folder}: record {position}: {error}") from error
 
-    def commit(self, position: int) -> None:
-        """The consumer is done with a message; safe from any thread."""
+    def frames(self, position: int) -> Frames:
+        """The message at a position, as it came; safe from any thread.
+
+        Raises:
+            SpoolError: it is damaged.
+        """
+        with self._read_lock:
+            return self._log.read(position).frames
+
+    def commit(self, position: int, *, dropped: str = "") -> None:
+        """A message came to its end, dropped for a reason or trained on; safe from any thread."""
         with self._lock:
             self._committed.add(position)
+            if dropped:
+                self._dropped.setdefault(dropped, SeqSet()).add(position)
             self._committing.append(position)
+        self._commits.request()
+
+    def rewind(self, committed: SeqSet) -> None:
+        """The trainer went back to an earlier checkpoint: only these positions are committed."""
+        with self._lock:
+            self._committed = committed
+            for reason, old in self._dropped.items():
+                kept = self._dropped[reason] = SeqSet()
+                for first, last in all_ranges(old):
+                    for position in range(first, last + 1):
+                        if position in committed:
+                            kept.add(position)
+            self._rewound = True
         self._commits.request()
 
     def take_committed(self) -> list[int]:
@@ -132,8 +161,9 @@ class Store:
         self._log.sync()
         with self._lock:
             positions, self._committing = self._committing, []
-            cursor = cursor_of(self._committed)
-        if positions:
+            rewound, self._rewound = self._rewound, False
+            cursor = cursor_of(self._committed, self._dropped)
+        if positions or rewound:
             save(self._log.folder / "cursor.json", cursor)
             with self._lock:
                 self._saved += positions

@@ -11,8 +11,11 @@ from trainer_bridge.payload import Buffer
 class Event(NamedTuple):
     """Something that happened to a client's connection."""
 
-    kind: Literal["up", "down", "message"]
+    kind: Literal["up", "down", "message", "unknown"]
+    """`unknown`: the peer is there and will not have us, or we it: the keys do not fit."""
     frames: Sequence[Buffer] = ()
+    text: str = ""
+    """What went wrong, if something did."""
 
 
 class Incoming(NamedTuple):
@@ -21,6 +24,8 @@ class Incoming(NamedTuple):
     peer: bytes
     """Routing id of the connection it came on; a new connection has a new one."""
     frames: Sequence[Buffer]
+    user: str = ""
+    """Name of the key it was authenticated by; empty without keys."""
 
 
 class ClientTransport(Protocol):

@@ -21,18 +21,27 @@ from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.messages import (
     Ack,
     ArrayEntry,
+    Ask,
     Bye,
     Control,
     Credit,
     DataHead,
+    Done,
     Error,
     Hello,
     Levels,
     Message,
+    Ready,
     Report,
+    Share,
+    ShareGroup,
+    ShareRollout,
+    Status,
+    Verdict,
     Welcome,
     WireSet,
 )
+from trainer_bridge.payload import DTYPES, Bfloat16, pack
 from trainer_bridge.segment import Segment
 from trainer_bridge.testing import make_sample
 
@@ -119,6 +128,9 @@ def rich_rollout() -> tuple[Sample, ...]:
 
 def session_messages() -> dict[str, Message]:
     schemas = (("sample/1", SCHEMA_HASH),)
+    share_group = ShareGroup(
+        PRODUCER, 2, True, (ShareRollout("worker-3", False, 0, 1), ShareRollout("worker-4", True, 2, None))
+    )
     levels = Levels(2, WireSet(7, ((9, 9), (11, 20))), WireSet(7), WireSet(3, ((5, 5),)))
     return {
         "hello": Hello(1, "producer", PRODUCER, "worker-3", 0, 0, schemas, (), 2, ((1, 4), (2, 9))),
@@ -130,6 +142,18 @@ def session_messages() -> dict[str, Message]:
         "bye": Bye(1, "closed"),
         "error": Error(1, 11, "the payload's bytes do not match the hash in the head", 2, 10),
         "report": Report(1, 5, 300, 17),
+        "hello-rank": Hello(1, "rank", RECEIVER, "rank 3", 0, 0, schemas),
+        "ask": Ask(1, 3, 8, 64),
+        "share": Share(1, 17, (share_group, ShareGroup(bytes(16), 4, False, ()))),
+        "share-of-nothing": Share(1, 18, ()),
+        "ready": Ready(1, 17),
+        "verdict-go": Verdict(1, 17, "go"),
+        "verdict-aborted": Verdict(1, 17, "aborted", "rank 2 was lost in step 17"),
+        "done": Done(1, 17, True),
+        "done-given-back": Done(1, 17, False, "the loss was NaN"),
+        "status": Status(
+            1, {"queued": 3.0, "dropped_stale_total": 2.0}, (("worker-3", PRODUCER, "connected", 3, 253, 17),)
+        ),
     }  # fmt: skip
 
 
@@ -200,6 +224,8 @@ def hostile(good: Frames) -> dict[str, tuple[str, list[bytes]]]:
             "duplicate_array",
             with_more(first, offset=(len(payload) + 63) // 64 * 64, nbytes=0, shape=(0,)),
         ),
+        "group-size-negative": ("bad_body", with_head(group_size=-1)),
+        "group-size-absurd": ("bad_body", with_head(group_size=65_537)),
         "missing-array": ("missing_array", with_head(arrays=tuple(rest))),
         "unknown-array": ("unknown_array", with_more(rest[-1], name="0/surprise")),
         "bytes-left-over": ("bad_payload_length", [encode_head(left_over), longer]),
@@ -263,24 +289,53 @@ def write(folder: Path) -> None:
         "kind": "BYE",
         "body": {"session": 1, "reason": "closed"},
     }
-    for name, rollout, sequence in (
-        ("data-rich", rich_rollout(), U64),
-        ("data-plain", (make_sample(1, tokens=16),), 1),
+    for name, rollout, sequence, group_size in (
+        ("data-rich", rich_rollout(), U64, 8),
+        ("data-plain", (make_sample(1, tokens=16),), 1, 0),
     ):
-        frames = draft(rollout).numbered(PRODUCER, 3, sequence, 1_700_000_000_000_000_000)
+        frames = draft(rollout, group_size=group_size).numbered(
+            PRODUCER, 3, sequence, 1_700_000_000_000_000_000
+        )
         index["data"][name] = {
             "frames": put(name, [frames.head, bytes(frames.payload)]),
             "producer": PRODUCER.hex(),
             "epoch": 3,
             "sequence": sequence,
             "created_ns": 1_700_000_000_000_000_000,
+            "group_size": group_size,
             "samples": [meaning(sample) for sample in rollout],
         }
     good = draft(rich_rollout()).numbered(PRODUCER, 3, 1, 0)
     for name, (error, frames) in hostile(good).items():
         index["hostile"][name] = {"frames": put(f"hostile-{name}", frames), "error": error}
+    table, payload = pack(every_dtype())
+    index["payloads"] = {
+        "every-dtype": {
+            "frames": put("payload-every-dtype", [bytes(payload)]),
+            "table": [[e.name, e.dtype, list(e.shape), e.offset, e.nbytes] for e in table],
+            "hex": [bytes(payload[e.offset : e.offset + e.nbytes]).hex() for e in table],
+        }
+    }
     index["segments"] = segments(folder)
     (folder / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
+
+
+def every_dtype() -> list[tuple[str, Any]]:
+    """Two values, an empty array and a scalar of each; bfloat16 as 1.0, -0.0, infinity and a NaN."""
+    arrays: list[tuple[str, Any]] = []
+    for code, dtype in DTYPES.items():
+        values = np.array([0, 1], dtype)
+        arrays += [
+            (f"{code}/two", values),
+            (f"{code}/none", values[:0]),
+            (f"{code}/one", values[1].reshape(())),
+        ]
+    bits = np.array([[0x3F80, 0x8000], [0x7F80, 0x7FC1]], np.uint16)
+    return [
+        *arrays,
+        ("bf2/four", Bfloat16(bits)),
+        ("f4/bits", np.array([0x7FC0BEEF], np.uint32).view(np.float32)),
+    ]
 
 
 def segments(folder: Path) -> dict[str, Any]:

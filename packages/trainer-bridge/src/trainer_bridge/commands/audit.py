@@ -2,58 +2,83 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
-from trainer_bridge.codec import decode_frames
+from trainer_bridge.commands.balance import Balance, balance_of
+from trainer_bridge.commands.books import Book, read_books
 from trainer_bridge.commands.output import write_json, write_line
-from trainer_bridge.errors import ProtocolError
-from trainer_bridge.stored import scan_segments
 
 
 def audit(path: Path, *, as_json: bool) -> int:
-    """Check every record of a spool or store: hashes, order, samples, doubled rollouts. Changes nothing."""
-    records = samples = tokens = 0
-    faults: list[str] = []
-    producers: dict[str, int] = {}
-    rollouts: dict[tuple[bytes, int], int] = {}
-    expected: int | None = None
-    for segment, fault, rest in scan_segments(path):
-        if expected is not None and segment.first != expected:
-            faults.append(f"{segment.path}: begins with record {segment.first} where {expected} should be")
-        if fault:
-            faults.append(f"{segment.path}: {fault} ({rest} bytes from there on are not readable)")
-        for record in segment.records():
-            records += 1
-            try:
-                data = decode_frames(record.frames)
-            except ProtocolError as error:
-                faults.append(f"{segment.path}: record {record.seq}: {error}")
-                continue
-            samples += len(data.samples)
-            tokens += sum(len(sample) for sample in data.samples)
-            producer = data.head.producer.hex()
-            producers[producer] = producers.get(producer, 0) + 1
-            key = (data.head.rollout_id, data.head.attempt)
-            rollouts[key] = rollouts.get(key, 0) + 1
-        expected = segment.last + 1
-    doubled = sorted((rollout.hex(), attempt, n) for (rollout, attempt), n in rollouts.items() if n > 1)
-    faults += [f"rollout {rollout}, attempt {attempt}: stored {n} times" for rollout, attempt, n in doubled]
-    if as_json:
-        write_json(
-            {
-                "event": "audit",
-                "records": records,
-                "rollouts": len(rollouts),
-                "samples": samples,
-                "tokens": tokens,
-                "producers": producers,
-                "faults": faults,
-            }
+    """Check every record of spools and stores, and that all messages are accounted for. Changes nothing.
+
+    Given a run folder with both, each message of a spool is looked for in the stores. Exit code 1: damage, a
+    missing or doubled rollout, or a sum that does not come out.
+    """
+    books = read_books(path)
+    balance = balance_of(books)
+    loose = all(book.loose for book in books)
+    faults = [fault for book in books for fault in book.faults]
+    (_write_json if as_json else _write_lines)(books, None if loose else balance, faults)
+    return 1 if faults or not balance.adds_up else 0
+
+
+def _write_json(books: list[Book], balance: Balance | None, faults: list[str]) -> None:
+    event: dict[str, object] = {
+        "event": "audit",
+        "records": sum(len(book.entries) for book in books),
+        "rollouts": _rollouts(books),
+        "samples": sum(book.samples for book in books),
+        "tokens": sum(book.tokens for book in books),
+        "producers": dict(_producers(books)),
+        "folders": [{"kind": book.kind, "path": str(book.path)} for book in books],
+        "faults": faults,
+        "torn": [torn for book in books for torn in book.torn],
+    }
+    if balance is not None:
+        event["ledger"] = {
+            "sent": balance.sent,
+            "committed": balance.committed,
+            "dropped": dict(balance.dropped),
+            "leased_or_queued": balance.waiting,
+            "in_flight_or_spooled": balance.spooled,
+            "adds_up": balance.adds_up,
+        }
+        event["missing"] = balance.missing
+        event["doubled"] = balance.doubled
+        event["repeated"] = balance.repeated
+    write_json(event)
+
+
+def _write_lines(books: list[Book], balance: Balance | None, faults: list[str]) -> None:
+    for book in books:
+        write_line(
+            f"{len(book.entries)} records, {_rollouts([book])} rollouts, {book.samples} samples, "
+            f"{book.tokens} tokens in {book.kind} {book.path}"
         )
-    else:
-        write_line(f"{records} records, {len(rollouts)} rollouts, {samples} samples, {tokens} tokens")
-        for producer, count in producers.items():
-            write_line(f"producer {producer}: {count} records")
-        for fault in faults:
-            write_line(f"FAULT {fault}")
-    return 1 if faults else 0
+    for producer, count in _producers(books).items():
+        write_line(f"producer {producer}: {count} records")
+    if balance is not None:
+        if balance.repeated:
+            write_line(f"{balance.repeated} rollouts stand again in a spool: a receiver keeps one of each")
+        write_line(balance.equation())
+        for line in balance.missing:
+            write_line(f"MISSING {line}")
+        for line in balance.doubled:
+            write_line(f"DOUBLED {line}")
+    for book in books:
+        for torn in book.torn:
+            write_line(f"torn end, as a killed or running writer leaves it: {torn}")
+    for fault in faults:
+        write_line(f"FAULT {fault}")
+    if balance is not None and balance.adds_up and not faults:
+        write_line("it adds up")
+
+
+def _rollouts(books: list[Book]) -> int:
+    return len({(entry.rollout_id, entry.attempt) for book in books for entry in book.entries})
+
+
+def _producers(books: list[Book]) -> Counter[str]:
+    return Counter(entry.producer.hex() for book in books for entry in book.entries)

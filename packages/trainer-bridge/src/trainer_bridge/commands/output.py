@@ -71,8 +71,8 @@ def sample_cells(sample: Sample, *, producer: str, created_ns: int) -> tuple[str
     reward = "-" if sample.reward is None or math.isnan(sample.reward) else f"{sample.reward:.3g}"
     return (
         datetime.fromtimestamp(created_ns / 1e9).strftime("%H:%M:%S"),
-        _plain(producer),
-        _plain(sample.task_id),
+        plain(producer),
+        plain(sample.task_id),
         sample.rollout_id[:12],
         f"{sample.part + 1}/{sample.parts}",
         str(len(sample)),
@@ -105,7 +105,7 @@ def _fit(cell: str, width: int) -> str:
     return cell.ljust(width) if len(cell) <= width else cell[: width - 1] + "…"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text from a peer, without anything that could steer a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 

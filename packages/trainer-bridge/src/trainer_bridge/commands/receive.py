@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 
 from trainer_bridge.clock import SystemClock
@@ -19,7 +20,9 @@ from trainer_bridge.commands.output import (
     write_line,
 )
 from trainer_bridge.config import ReceiverConfig
+from trainer_bridge.keys import CurveKeys
 from trainer_bridge.lease import Lease
+from trainer_bridge.prometheus import PrometheusExporter
 from trainer_bridge.receiver import SampleReceiver
 from trainer_bridge.receiver_loop import ReceiverEvent
 from trainer_bridge.stats import ReceiverStats
@@ -29,7 +32,15 @@ DRAIN_S = 0.5
 """When asked to end, what has arrived is still printed, for so long."""
 
 
-def receive(bind: str, *, out: Path | None, as_json: bool, insecure: bool) -> int:
+def receive(
+    bind: str,
+    *,
+    out: Path | None,
+    as_json: bool,
+    insecure: bool,
+    keys: CurveKeys | None,
+    metrics: str | None = None,
+) -> int:
     """Take samples, print a line for each, and commit them.
 
     Ctrl-C or SIGTERM ends it, with the counts. It ends too when whoever reads its output is gone.
@@ -40,10 +51,18 @@ def receive(bind: str, *, out: Path | None, as_json: bool, insecure: bool) -> in
     with (
         stop_flag() as stop,
         SampleReceiver(
-            bind, out=out, on_event=events.append, config=ReceiverConfig(insecure=insecure)
+            bind,
+            out=out,
+            on_event=events.append,
+            config=ReceiverConfig(insecure=insecure, patience_s=None),
+            keys=keys,
         ) as receiver,
+        ExitStack() as stack,
     ):
-        _begin(receiver.address, as_json=as_json)
+        url = ""
+        if metrics is not None:
+            url = stack.enter_context(PrometheusExporter(receiver, metrics, insecure=insecure)).url
+        _begin(receiver.address, url, as_json=as_json)
         while not stop.set:
             lease = receiver.next(POLL_S)
             if lease is not None:
@@ -59,10 +78,13 @@ def receive(bind: str, *, out: Path | None, as_json: bool, insecure: bool) -> in
     return 0
 
 
-def _begin(address: str, *, as_json: bool) -> None:
+def _begin(address: str, metrics: str, *, as_json: bool) -> None:
     if as_json:
-        write_json({"event": "listening", "address": address, "pid": os.getpid()})
+        more = {"metrics": metrics} if metrics else {}
+        write_json({"event": "listening", "address": address, "pid": os.getpid(), **more})
     else:
+        if metrics:
+            write_line(f"metrics at {metrics}")
         write_line(f"listening on {address}  (Ctrl-C ends; `trainer-bridge tail {address}` looks on)")
         write_line(row(COLUMNS))
 
@@ -99,6 +121,7 @@ def _end(stats: ReceiverStats, *, as_json: bool) -> None:
                 "samples": stats.samples,
                 "tokens": stats.tokens,
                 "committed": stats.committed,
+                "dropped": dict(stats.dropped),
                 "restored": stats.restored,
                 "queued": stats.queued,
                 "duplicates": stats.duplicates,

@@ -10,13 +10,16 @@ from trainer_bridge.codec import decode_frames
 from trainer_bridge.commands.output import interruptible, write_json, write_line
 from trainer_bridge.config import SenderConfig
 from trainer_bridge.errors import ProtocolError
+from trainer_bridge.keys import CurveKeys
 from trainer_bridge.sender import SampleSender
 from trainer_bridge.stored import find_segments, scan_segments
 
 WAIT_S = 0.5
 
 
-def replay(path: Path, address: str, *, as_json: bool, timeout_s: float, insecure: bool) -> int:
+def replay(
+    path: Path, address: str, *, as_json: bool, timeout_s: float, insecure: bool, keys: CurveKeys | None
+) -> int:
     """Send stored samples to a receiver, under a new identity. It drops rollouts that it already has."""
     find_segments(path)
     faults: list[str] = []
@@ -24,7 +27,11 @@ def replay(path: Path, address: str, *, as_json: bool, timeout_s: float, insecur
     with (
         interruptible(),
         SampleSender(
-            address, connect_timeout_s=timeout_s, producer="replay", config=SenderConfig(insecure=insecure)
+            address,
+            connect_timeout_s=timeout_s,
+            producer="replay",
+            config=SenderConfig(insecure=insecure),
+            keys=keys,
         ) as sender,
     ):
         for segment, fault, _ in scan_segments(path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from trainer_bridge.codec import Data
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.messages import DataHead, Hello
 from trainer_bridge.rollouts import RolloutIndex
 from trainer_bridge.session.peers import Accepted, Identity, Producer, StreamState
+from trainer_bridge.session.watermark import Watermark
 
 MAX_GAPS = 1 << 16
 """Holes in one epoch's sequence; a peer that makes more of them is broken or hostile."""
@@ -27,6 +30,13 @@ class Ledger:
     def __init__(self, remember_rollouts: int) -> None:
         self.producers: dict[bytes, Producer] = {}
         self.rollouts = RolloutIndex(remember_rollouts)
+        self.done = Watermark()
+        """What the consumer is done with: ahead of `committed` while that waits for the disk or for a
+        checkpoint; behind it after a return to an earlier checkpoint."""
+        self._expected = Watermark()
+        """`done` of a checkpoint that was loaded: what lies below it must be there."""
+        self.unavailable = 0
+        """Messages that a loaded checkpoint lacks and that their senders have forgotten."""
         self._followers: dict[Identity, list[Identity]] = {}
         self._owners: dict[bytes, Identity] = {}
         """Rollout id -> the message that brought it, until that is committed."""
@@ -57,6 +67,7 @@ class Ledger:
         producer.streams = {epoch: producer.stream(epoch) for epoch, _ in hello.streams}
         for epoch, first in hello.streams:
             state = producer.stream(epoch)
+            self.unavailable += self._forgotten_below(first, producer.id, epoch)
             for level in (state.received, state.stored, state.committed):
                 level.raise_to(first - 1)
         return producer
@@ -99,6 +110,7 @@ class Ledger:
             producer.fenced += 1
         else:
             producer.duplicates += 1
+            producer.doubled += 1
             if owner is not None:
                 self._follow(identity, owner)
                 return None
@@ -108,7 +120,7 @@ class Ledger:
     def restore(self, head: DataHead, *, committed: bool, nbytes: int) -> Identity:
         """Take in a message that the store held at the start; in the order in which they were stored."""
         identity = Identity(head.producer, head.epoch, head.sequence)
-        producer = self.producers.setdefault(head.producer, Producer(head.producer, head.producer.hex()[:8]))
+        producer = self._producer(head.producer)
         producer.epoch = max(producer.epoch, head.epoch)
         stream = producer.stream(head.epoch)
         stream.received.add(head.sequence)
@@ -116,15 +128,48 @@ class Ledger:
         self.rollouts.take(head.rollout_id, head.attempt)
         if committed:
             stream.committed.add(head.sequence)
+            self.resolve(identity, head.rollout_id, head.attempt)
         else:
             self._enqueue(producer, identity, head.rollout_id, nbytes)
         return identity
+
+    def reopen(self, head: DataHead, nbytes: int) -> Identity:
+        """Deliver a committed message again: the trainer went back to a checkpoint before it."""
+        identity = Identity(head.producer, head.epoch, head.sequence)
+        self._enqueue(self._producer(head.producer), identity, head.rollout_id, nbytes)
+        return identity
+
+    def load(self, done: Watermark, rollouts: Iterable[tuple[bytes, int]]) -> None:
+        """Go on from a checkpoint: what it holds was committed, whatever was known here."""
+        self.rollouts.restart()
+        for rollout_id, attempt in rollouts:
+            if self.rollouts.judge(rollout_id, attempt) == "new":
+                self.rollouts.take(rollout_id, attempt)
+            self.rollouts.finish(rollout_id, attempt)
+        for producer_id, epoch, seqs in done.items():
+            stream = self._producer(producer_id).stream(epoch)
+            for level in (stream.received, stream.stored, stream.committed):
+                level.update(seqs)
+            self._expected.put(producer_id, epoch, seqs)
+        self.done = done
 
     def mark_taken(self, identity: Identity, nbytes: int) -> None:
         """The consumer took a message out of the queue."""
         producer = self.producers[identity.producer]
         producer.queued -= 1
         producer.queued_bytes -= nbytes
+
+    def mark_returned(self, identity: Identity, nbytes: int) -> None:
+        """The consumer gave a message back: it is in the queue again."""
+        producer = self.producers[identity.producer]
+        producer.queued += 1
+        producer.queued_bytes += nbytes
+
+    def resolve(self, identity: Identity, rollout_id: bytes, attempt: int) -> None:
+        """The consumer is done with a message; its commit may still wait for a disk or a checkpoint."""
+        self.rollouts.finish(rollout_id, attempt)
+        for each in (identity, *self._followers.get(identity, ())):
+            self.done.add(each)
 
     def mark_stored(self, identity: Identity) -> set[bytes]:
         """The message is on the store's disk; returns the producers that are to be told."""
@@ -157,11 +202,28 @@ class Ledger:
         self._followers.setdefault(owner, []).append(identity)
         if owner.sequence in self._stream(owner).stored:
             self._stream(identity).stored.add(identity.sequence)
+        if owner in self.done:
+            self.done.add(identity)
 
     def _finish(self, identity: Identity) -> None:
         stream = self._stream(identity)
         stream.stored.add(identity.sequence)
         stream.committed.add(identity.sequence)
+        self.done.add(identity)
+
+    def _producer(self, producer_id: bytes) -> Producer:
+        return self.producers.setdefault(producer_id, Producer(producer_id, producer_id.hex()[:8]))
+
+    def _forgotten_below(self, first: int, producer_id: bytes, epoch: int) -> int:
+        """Numbers below `first` that the loaded checkpoint lacks and that are not here either."""
+        expected = self._expected.of(producer_id, epoch)
+        if expected is None:
+            return 0
+        # The epoch's own numbers begin where the checkpoint's do; what comes before belongs to earlier ones.
+        lowest = 1 if expected.upto else next(expected.ranges(), (first, first))[0]
+        received = self.producers[producer_id].stream(epoch).received
+        gaps = received.missing(lowest, first - 1)
+        return sum(last - low + 1 for low, last in gaps)
 
     def _stream(self, identity: Identity) -> StreamState:
         return self.producers[identity.producer].stream(identity.epoch)

@@ -18,6 +18,7 @@ from trainer_bridge.messages import (
     Hello,
     Message,
     Report,
+    Status,
     Welcome,
 )
 from trainer_bridge.session.handshake import FEATURES, SCHEMAS
@@ -45,6 +46,8 @@ class ObserverSession:
         self.farewell = ""
         """The receiver's words at its end, if the state is `ended`."""
         self.control = ControlView()
+        self.status: Status | None = None
+        """How the receiver last said that it stands."""
         self.session = 0
         self._out: deque[Message] = deque()
         self._seen = 0
@@ -80,6 +83,8 @@ class ObserverSession:
             self._grant()
         elif isinstance(message, Control):
             self.control.apply(message)
+        elif isinstance(message, Status):
+            self.status = message
         elif isinstance(message, Bye):
             self.state = "ended"
             self.farewell = message.reason

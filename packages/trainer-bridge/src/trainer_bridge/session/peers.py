@@ -52,16 +52,23 @@ class Producer(msgspec.Struct):
     messages: int = 0
     samples: int = 0
     duplicates: int = 0
+    doubled: int = 0
+    """Of the duplicates: messages of their own, whose rollout had come in another one."""
     fenced: int = 0
     rejected: int = 0
     queued: int = 0
     queued_bytes: int = 0
+    highest_limit: int = 0
+    """The largest sequence limit it was ever told: what lies above was never allowed."""
     reported_unsettled: int = 0
     """Messages it says are not settled yet."""
 
     def stream(self, epoch: int) -> StreamState:
         """The state of one epoch, made when it is first met."""
-        return self.streams.setdefault(epoch, StreamState())
+        state = self.streams.get(epoch)
+        if state is None:
+            state = self.streams[epoch] = StreamState()
+        return state
 
     def levels(self) -> tuple[Levels, ...]:
         """Everything known, as it stands in ACK and WELCOME."""

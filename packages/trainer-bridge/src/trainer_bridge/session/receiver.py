@@ -10,21 +10,28 @@ from trainer_bridge.control import ControlBoard
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.messages import (
     Ack,
+    Ask,
     Bye,
     Credit,
     DataHead,
+    Done,
     Error,
     Hello,
     Message,
+    Ready,
     Report,
     Welcome,
 )
 from trainer_bridge.session.handshake import negotiate
 from trainer_bridge.session.ledger import Ledger
 from trainer_bridge.session.peers import Accepted, Identity, Peer, Presence, Producer
+from trainer_bridge.session.steps import StepTable
 
 ACK_DELAY_S = 0.005
 """News of what was stored and committed waits so long for more. RECEIVED frees the window and does not."""
+
+REFUSALS_KEPT = 64
+"""Names of refused peers that are kept: they choose them, so there must be an end."""
 
 
 class ReceiverSession:
@@ -40,11 +47,21 @@ class ReceiverSession:
         self._config = config
         self._board = board
         self.ledger = Ledger(config.remember_rollouts)
+        self.steps = StepTable()
         self.peers: dict[bytes, Peer] = {}
         self.rejected: dict[int, int] = {}
         """Refused messages: error code -> count."""
+        self.beyond_credit = 0
+        """Messages left unread because their producer was never given credit for them."""
         self.skipped_copies = 0
         """Copies that an observer did not get because it was too slow."""
+        self.refusals: dict[str, str] = {}
+        """Peers that were refused at HELLO, and have not been welcomed since: name -> why."""
+        self.status_due: list[bytes] = []
+        """Observers that are to be told how the receiver stands."""
+        self.has_news = False
+        """A producer must hear of new credit now, not at the next heartbeat."""
+        self._share: int | None = None
         self._out: list[tuple[bytes, Message]] = []
 
     # -- the transport says
@@ -60,7 +77,10 @@ class ReceiverSession:
                 self._refuse(peer_id, 0, ErrorCode.NO_SESSION, "say HELLO first")
             return
         peer.heard_s = now_s
-        if isinstance(message, Bye) and message.session == peer.session:
+        if isinstance(message, Ask | Ready | Done):
+            if peer.role == "rank" and message.session == peer.session:
+                self.steps.on_message(peer_id, peer.id, message)
+        elif isinstance(message, Bye) and message.session == peer.session:
             self._forget(peer_id, peer, "finished")
             self._out.append((peer_id, Bye(peer.session, "bye")))
         elif isinstance(message, Report) and peer.role == "producer":
@@ -81,6 +101,10 @@ class ReceiverSession:
         peer.heard_s = now_s
         if peer.role != "producer" or head.producer != peer.id:
             raise ProtocolError(ErrorCode.WRONG_ROLE, "DATA under another producer's id, or from an observer")
+        if head.sequence > self.ledger.producers[peer.id].highest_limit:
+            # Not refused: a message that is refused again and again is dropped, and this one may be good.
+            self.beyond_credit += 1
+            return False
         peer.ack_due = True
         return self.ledger.is_new(self.ledger.producers[peer.id], head)
 
@@ -126,17 +150,51 @@ class ReceiverSession:
                 self._out.append((peer_id, self._board.state.message(peer.session)))
                 if peer.role == "producer":
                     peer.ack_due = peer.credit_due = True
+                elif peer.role == "observer":
+                    self.status_due.append(peer_id)
 
     # -- the owner says
 
-    def mark_taken(self, identity: Identity, nbytes: int) -> bool:
-        """The consumer took a message out of the queue. True: its producer must hear of the room now."""
+    def mark_taken(self, identity: Identity, nbytes: int) -> None:
+        """A message left the queue: its place is free."""
         self.ledger.mark_taken(identity, nbytes)
         peer = self._peer_of(identity.producer)
+        if peer is not None:
+            self._note_credit(peer)
+
+    def mark_returned(self, identity: Identity, nbytes: int) -> None:
+        """The consumer gave a message back: it takes a place of the queue again."""
+        self.ledger.mark_returned(identity, nbytes)
+
+    def limit(self, places: int | None) -> None:
+        """Bound how much may be on its way, over all producers together.
+
+        The staleness allowance is such a bound, so that backpressure and staleness are one number. Places
+        are shared evenly, rounded up, so that at most one per producer is given too many.
+
+        Args:
+            places: rollouts that may still be sent. None: only each producer's own queue bounds it.
+        """
+        if places is None and self._share is None:
+            return
+        producers = [peer for peer in self.peers.values() if peer.role == "producer"]
+        share = None if places is None else -(-places // max(len(producers), 1))
+        if share != self._share:
+            self._share = share
+            for peer in producers:
+                self._note_credit(peer)
+
+    def has_credit(self, producer: Producer) -> bool:
+        """True: the producer is connected and may send something new."""
+        return self.credit_left(producer) > 0
+
+    def credit_left(self, producer: Producer) -> int:
+        """New messages that a producer may still send; 0 if it is not connected, or has no bytes left."""
+        peer = self._peer_of(producer.id)
         if peer is None:
-            return False
-        peer.credit_due = peer.credit_due or self._credit_moved(peer, self._credit(peer))
-        return peer.credit_due
+            return 0
+        credit = self._credit(peer)
+        return max(credit.sequence_limit - producer.highest, 0) if credit.byte_limit else 0
 
     def mark_stored(self, identity: Identity, now_s: float) -> None:
         """The message is on the store's disk."""
@@ -168,9 +226,10 @@ class ReceiverSession:
                 peer.ack_due = False
                 peer.ack_by_s = None
                 self._out.append((peer_id, Ack(peer.session, self.ledger.producers[peer.id].levels())))
-                peer.credit_due = peer.credit_due or self._credit_moved(peer, self._credit(peer))
+                self._note_credit(peer)
             if peer.credit_due:
                 self._out.append((peer_id, self._tell_credit(peer)))
+        self.has_news = False
         out, self._out = self._out, []
         return out
 
@@ -184,10 +243,15 @@ class ReceiverSession:
             minor, schema, features = negotiate(hello)
             producer = self._claim(peer_id, hello) if hello.role == "producer" else None
         except ProtocolError as error:
+            if len(self.refusals) < REFUSALS_KEPT:
+                self.refusals[hello.name] = error.detail
             self._refuse(peer_id, hello.session, error.code, error.detail)
             return
+        self.refusals.pop(hello.name, None)
         peer = Peer(hello.session, hello.role, hello.peer, hello.name, heard_s=now_s, told_s=now_s)
         self.peers[peer_id] = peer
+        if hello.role == "rank":
+            self.steps.on_hello(peer_id, hello.peer, hello.session)
         credit = Credit(peer.session, 0, 0) if producer is None else self._tell_credit(peer)
         welcome = Welcome(
             session=hello.session,
@@ -224,15 +288,28 @@ class ReceiverSession:
             producer.peer = None
             self._out.append((peer_id, Ack(peer.session, producer.levels())))
         del self.peers[peer_id]
+        if peer.role == "rank":
+            self.steps.on_lost(peer_id)
 
     def _credit(self, peer: Peer) -> Credit:
         producer = self.ledger.producers[peer.id]
-        sequence_limit = producer.highest + max(self._config.queue_messages - producer.queued, 0)
-        return Credit(peer.session, sequence_limit, max(self._config.queue_bytes - producer.queued_bytes, 0))
+        places = max(self._config.queue_messages - producer.queued, 0)
+        if self._share is not None:
+            places = min(places, self._share)
+        return Credit(
+            peer.session, producer.highest + places, max(self._config.queue_bytes - producer.queued_bytes, 0)
+        )
+
+    def _note_credit(self, peer: Peer) -> None:
+        if not peer.credit_due and self._credit_moved(peer, self._credit(peer)):
+            peer.credit_due = self.has_news = True
 
     def _credit_moved(self, peer: Peer, credit: Credit) -> bool:
         """True: by a quarter of the queue, or to or from nothing; less than that waits for the heartbeat."""
-        messages = abs(credit.sequence_limit - peer.sequence_limit) * 4 >= self._config.queue_messages
+        moved = abs(credit.sequence_limit - peer.sequence_limit)
+        messages = moved * 4 >= self._config.queue_messages
+        if self._share is not None:  # it may be far smaller than the queue
+            messages = messages or (moved > 0 and moved * 4 >= self._share)
         nbytes = abs(credit.byte_limit - peer.byte_limit) * 4 >= self._config.queue_bytes
         return messages or nbytes or (credit.byte_limit == 0) != (peer.byte_limit == 0)
 
@@ -240,6 +317,8 @@ class ReceiverSession:
         credit = self._credit(peer)
         peer.credit_due = False
         peer.sequence_limit, peer.byte_limit = credit.sequence_limit, credit.byte_limit
+        producer = self.ledger.producers[peer.id]
+        producer.highest_limit = max(producer.highest_limit, credit.sequence_limit)
         return credit
 
     def _peer_of(self, producer_id: bytes) -> Peer | None:

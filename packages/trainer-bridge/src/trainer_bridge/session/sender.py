@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -31,6 +31,9 @@ State = Literal["down", "greeting", "open", "refused", "finished"]
 
 REFUSALS_BEFORE_DROP = 3
 """A message that the receiver calls malformed is sent again so often (a bit may have flipped on the way)."""
+GREETINGS_BEFORE_REFUSAL = 8
+"""So many greetings in a row that are not understood, or whose answer is not, and the peer speaks something
+else; fewer may be damage on the way."""
 _SESSION_ERRORS = 32
 """Error codes from here on end the session."""
 
@@ -102,6 +105,9 @@ class SenderSession:
         self._flight_bytes = 0
         self._again: deque[int] = deque()
         self._refusals: dict[int, int] = {}
+        self._given_up: dict[int, int] = {}
+        """Dropped message -> error code, in case that a copy of it arrived after all."""
+        self._greetings_lost = 0
         self._next = self.settled.upto + 1
         self._sequence_limit = 0
         self._byte_limit = 0
@@ -146,16 +152,14 @@ class SenderSession:
             self._byte_limit = message.byte_limit
         elif isinstance(message, Control):
             self.control.apply(message)
-        elif self.state != "finished":  # BYE
+        elif isinstance(message, Bye) and self.state != "finished":
             self.state = "finished" if self._said_bye else "down"
 
     def on_garbage(self, error: ProtocolError) -> None:
         """The peer sent bytes that are no message. In answer to HELLO: it speaks something else."""
         if self.state == "greeting":
-            self.state = "refused"
-            self.refusal = Error(
-                self.session, error.code, f"the peer's answer to HELLO cannot be read: {error.detail}"
-            )
+            text = f"the peer's answer to HELLO cannot be read: {error.detail}"
+            self._greet_again(Error(self.session, error.code, text))
 
     def tick(self, now_s: float) -> bool:
         """Let time pass. False: the peer was silent for too long, the connection should be opened anew."""
@@ -206,6 +210,7 @@ class SenderSession:
     def drop(self, seq: int, code: int) -> None:
         """Give a message up for a counted reason."""
         self.dropped[code] = self.dropped.get(code, 0) + 1
+        self._given_up[seq] = code
         self.settled.add(seq)
         self._land(seq)
 
@@ -250,6 +255,7 @@ class SenderSession:
         if self.state != "greeting":
             return
         self.state = "open"
+        self._greetings_lost = 0
         self.welcome = message
         # A restarted receiver may hold less than its predecessor: only what this WELCOME names is there.
         self.received = SeqSet(self._firsts[0] - 1)
@@ -269,6 +275,8 @@ class SenderSession:
             self.received.merge(entry.received, *span)
             done = {"received": entry.received, "stored": entry.stored, "committed": entry.committed}
             self.settled.merge(done[self._settle], *span)
+        for seq in [seq for seq in self._given_up if seq in self.received]:
+            self.dropped[self._given_up.pop(seq)] -= 1
         highest = max(self.received.highest, self.settled.highest)
         landed: list[int] = []
         for seq in self._flight:  # rising, so that one acknowledgement costs what it acknowledges
@@ -292,16 +300,28 @@ class SenderSession:
                 self.connected(now_s)
         elif message.session not in (0, self.session):
             return
-        elif message.code >= _SESSION_ERRORS or self.state == "greeting":
+        elif message.code >= _SESSION_ERRORS:
             self.state = "refused"
             self.refusal = message
+        elif self.state == "greeting":
+            self._greet_again(message)
         elif message.sequence in self._flight and self._span(message.epoch):
             seq = message.sequence
+            if seq in self._again:
+                return  # the same refusal twice, or one of an earlier sending
             self._refusals[seq] = self._refusals.get(seq, 0) + 1
             if self._refusals[seq] >= REFUSALS_BEFORE_DROP:
                 self.drop(seq, message.code)
             else:
                 self._again.append(seq)
+
+    def _greet_again(self, refusal: Error) -> None:
+        self._greetings_lost += 1
+        if self._greetings_lost >= GREETINGS_BEFORE_REFUSAL:
+            self.state = "refused"
+            self.refusal = refusal
+        else:
+            self._spoke_s = -math.inf  # at the next tick
 
     def _find_overdue(self, now_s: float) -> None:
         for seq, flight in self._flight.items():
@@ -328,7 +348,3 @@ class SenderSession:
         for low, _ in self.settled.missing(first, last):
             return low
         return max(last + 1, first)
-
-    def epoch_of(self, seq: int) -> int:
-        """The epoch that a sequence number belongs to."""
-        return self._streams[bisect_right(self._firsts, seq) - 1].epoch

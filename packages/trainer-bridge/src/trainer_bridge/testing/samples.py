@@ -1,4 +1,4 @@
-"""Made-up samples for tests and benchmarks, and an exact comparison."""
+"""Made-up samples, and an exact comparison."""
 
 from __future__ import annotations
 

@@ -1,0 +1,109 @@
+"""The metrics endpoint, scraped as Prometheus does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+
+import pytest
+from trainer_bridge import AddressError, ReceiverConfig, SampleReceiver, SampleSender
+from trainer_bridge.prometheus import HELP, PrometheusExporter
+from trainer_bridge.testing import make_rollout, make_sample
+
+LINE = re.compile(r'^(trainer_bridge_[a-z0-9_]+)(\{(?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+\})? (-?[0-9.e+-]+|NaN)$')
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Series -> value; every line is checked against the text format."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text = answer.read().decode()
+    assert text.endswith("\n")
+    found: dict[str, float] = {}
+    typed: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            typed[name] = kind
+        elif not line.startswith("# HELP "):
+            match = LINE.match(line)
+            assert match is not None, line
+            name = match[1]
+            assert typed[name] == ("counter" if name.endswith("_total") else "gauge")
+            assert name.removeprefix("trainer_bridge_") in HELP
+            found[name.removeprefix("trainer_bridge_") + (match[2] or "")] = float(match[3])
+    return found
+
+
+@pytest.fixture
+def receiver() -> Iterator[SampleReceiver]:
+    with SampleReceiver(config=ReceiverConfig(max_nacks=0)) as opened:
+        yield opened
+
+
+def test_a_scrape_tells_what_became_of_every_rollout(receiver: SampleReceiver) -> None:
+    with (
+        PrometheusExporter(receiver) as exporter,
+        SampleSender(receiver.address, producer='w"1\n\\') as sender,
+    ):
+        assert scrape(exporter.url)["rollouts_received_total"] == 0
+        for n in range(4):
+            sender.send(make_rollout(n, parts=2))
+        leases = [receiver.next(10.0) for _ in range(3)]
+        assert leases[0] is not None
+        assert leases[1] is not None
+        leases[0].commit()
+        leases[1].nack("no use")
+        got = scrape(exporter.url)
+        assert got["rollouts_received_total"] == 4
+        assert got["samples_received_total"] == 8
+        assert got["rollouts_committed_total"] == 1
+        assert got['rollouts_dropped_total{reason="nacked"}'] == 1
+        assert (got["leased"], got["queued"], got["unaccounted"]) == (1, 1, 0)
+        assert got["tokens_trained_total"] == sum(s.trained_tokens for s in make_rollout(0, parts=2))
+        label = f'{{producer="{sender.stats().producer[:8]}",name="w\\"1\\n\\\\"}}'
+        assert got[f"producer_messages_total{label}"] == 4
+        assert got[f"producer_connected{label}"] == 1
+        sender.close(drain_s=0.0)
+
+
+def test_other_paths_and_a_closed_receiver(receiver: SampleReceiver) -> None:
+    with PrometheusExporter(receiver) as exporter:
+        with pytest.raises(HTTPError, match="404"):
+            scrape(exporter.url.replace("/metrics", "/"))
+        receiver.close()
+        assert scrape(exporter.url)["producers_connected"] == 0
+
+
+def test_addresses(receiver: SampleReceiver) -> None:
+    for bind in ("9108", "localhost", "http://127.0.0.1:1", "127.0.0.1:x"):
+        with pytest.raises(AddressError, match="write HOST:PORT"):
+            PrometheusExporter(receiver, bind)
+    with pytest.raises(AddressError, match="other machines could read"):
+        PrometheusExporter(receiver, "0.0.0.0:0")
+    with PrometheusExporter(receiver) as exporter:
+        taken = exporter.url.removeprefix("http://").removesuffix("/metrics")
+        with pytest.raises(AddressError, match="give another port"):
+            PrometheusExporter(receiver, taken)
+
+
+def test_receive_serves_metrics(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainer_bridge", "receive", "--json", "--metrics", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())
+            with SampleSender(first["address"]) as sender:
+                sender.send(make_sample(1))
+                assert sender.wait_settled(10.0)
+            assert scrape(first["metrics"])["rollouts_committed_total"] == 1
+        finally:
+            process.terminate()
+            process.wait(10)
+    assert process.returncode == 0
