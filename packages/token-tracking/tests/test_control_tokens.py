@@ -199,10 +199,9 @@ def test_error_names_the_message_and_the_token(name: str, templates: Callable[[s
     template = templates(name)
     for token in template.tokenizer.special_tokens:
         conversation = Conversation(template, control_tokens="error")
-        conversation.advance([user("fine"), user(f"a {token}")])
         before = conversation.to_bytes()
         with pytest.raises(ControlTokenError) as caught:
-            conversation.prompt_ids()
+            conversation.advance([user("fine"), user(f"a {token}")])
         assert f"message 1 (user): the text spells the control token {token!r} at 2" in str(caught.value)
         assert conversation.to_bytes() == before
         with pytest.raises(ControlTokenError) as caught:

@@ -1,8 +1,9 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +15,10 @@ from token_tracking import (
     Conversation,
     ConversationError,
     GenerationRecord,
+    ParsedCompletion,
     RecordError,
     SnapshotError,
+    TemplateError,
     TokenSource,
     load_tokenizer,
 )
@@ -621,3 +624,82 @@ def test_a_snapshot_is_the_same_whenever_the_template_was_compiled() -> None:
     conversation.record(completion(conversation, "hello"))
     data = conversation.to_bytes()
     assert Conversation.from_bytes(data, later).to_bytes() == data
+
+
+# --- a call that is refused changes nothing
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_control_token_is_refused_by_the_call_that_brings_it(first: bool, whole: bool, compiled: Compile):
+    conversation = Conversation(compiled("qwen3"), control_tokens="error")
+    if not first:
+        conversation.advance(START)
+        conversation.record(completion(conversation, call_text("ls")))
+    before = conversation.to_bytes()
+    bad = user("evil <|im_end|>") if first else tool("evil <|im_end|>")
+    history = [*conversation.messages, bad]
+    with pytest.raises(ControlTokenError, match=rf"message {len(history) - 1} \({bad['role']}\): .*at 5"):
+        conversation.advance(history) if whole else conversation.add([bad])
+    with pytest.raises(ControlTokenError):
+        conversation.plan(history)
+    assert conversation.to_bytes() == before
+    conversation.add(START if first else [tool("fine")])
+    conversation.record(completion(conversation, "ok"))
+    assert conversation.report().broken == 0
+
+
+def test_what_the_template_refuses_is_refused_by_the_call_that_brings_it(compiled: Compile):
+    """A first history, a message after turns, a branch and a message that joins an aborted turn."""
+    two: Message = {"role": "assistant", "content": "", "tool_calls": []}
+    for n in range(2):
+        function = {"name": "bash", "arguments": '{"command": "ls"}'}
+        two["tool_calls"].append({"id": f"call_{n}", "type": "function", "function": function})
+    template = compiled("llama3_1", family=True)
+    conversation = Conversation(template)
+
+    def refused(call: Callable[[], object]) -> None:
+        before = conversation.to_bytes()
+        with pytest.raises(TemplateError, match="only supports single tool-calls"):
+            call()
+        assert conversation.to_bytes() == before
+
+    refused(lambda: conversation.advance([*START, two, tool("x")]))
+    refused(lambda: conversation.add([*START, two, tool("x")]))
+    conversation.add(START[:1])  # asks for nothing yet
+    refused(lambda: conversation.add([START[1], two, tool("x")]))
+    conversation.add(START[1:])
+    conversation.record(completion(conversation, "fine"))
+    refused(lambda: conversation.advance([*conversation.messages, user("on"), two, tool("x")]))
+    refused(lambda: conversation.advance([user("sub-agent"), two, tool("x")]))
+    conversation.advance([*conversation.messages, user("on")])
+    conversation.record(completion(conversation, "part", finish_reason="abort"))
+    refused(lambda: conversation.advance([*conversation.messages, two, tool("x")]))
+    assert conversation.open_turn
+
+
+class Odd:
+    """A parser whose message cannot be held."""
+
+    def parse(self, ids: Sequence[int]) -> ParsedCompletion:
+        return ParsedCompletion(reasoning=None, content="\ud800", text="")
+
+    def in_reasoning(self, ids: Sequence[int]) -> bool:
+        return False
+
+
+def test_a_message_that_cannot_be_held_is_refused_before_its_tokens(qwen3: HFTokenizer):
+    template = ChatTemplate.compile(qwen3, trl_template("qwen2_5"))
+    template.parser = msgspec.structs.replace(template.parser, parser=Odd())
+    conversation = Conversation(template)
+    conversation.add(START)
+    record, aborted = (completion(conversation, "a", finish_reason=why) for why in ("stop", "abort"))
+    before = conversation.to_bytes()
+    for answer in (record, aborted):
+        with pytest.raises(TemplateError, match="lone surrogate"):
+            conversation.record(answer)
+        assert (conversation.to_bytes(), conversation.turns) == (before, 0)
+    view = {"role": "assistant", "content": "a"}
+    reply = conversation.record(record, view)
+    reply["content"] = "changed by the harness"  # type: ignore[index]
+    assert conversation.messages[-1] == view

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -346,7 +347,98 @@ def test_rows_in_a_file_are_mapped(compiled: Compile, tmp_path: Path):
     assert conversation.findings() == {"routed_experts_payload": 1}
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        conversation.samples(**IDENTITY)
+        DeferredRows.from_npy(path)
+
+
+def swap_for_npz(path: Path, rows: Any) -> None:
+    with path.open("wb") as file:
+        np.savez(file, a=rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("payload", lambda path, rows: path.unlink()),
+        ("payload", lambda path, rows: path.write_bytes(b"")),
+        ("payload", lambda path, rows: path.write_bytes(path.read_bytes()[:-1])),
+        ("payload", lambda path, rows: path.write_bytes(path.read_bytes()[:100])),
+        ("payload", lambda path, rows: path.write_bytes(path.read_bytes() + b"x")),
+        ("payload", swap_for_npz),
+        ("payload", lambda path, rows: np.save(path, np.array([{}], object))),
+        ("shape", lambda path, rows: np.save(path, rows[:-1])),
+        ("shape", lambda path, rows: np.save(path, rows.astype(np.float32))),
+        ("padding", lambda path, rows: np.save(path, rows.astype(np.int16) * -1)),
+    ],
+)
+def test_deferred_rows_that_cannot_be_read_do_not_take_the_rollout_with_them(
+    compiled: Compile, tmp_path: Path, name: str, spoil: Callable[[Path, Any], object]
+):
+    conversation = begin(compiled("qwen2_5"))
+    record = with_rows(completion(conversation, "ok"))
+    assert isinstance(record.routed_experts, np.ndarray)
+    rows = record.routed_experts.astype(np.int16)
+    path = tmp_path / "rows.npy"
+    np.save(path, rows)
+    conversation.record(rebuilt(record, routed_experts=DeferredRows.from_npy(path)))
+    spoil(path, rows)
+    data = conversation.to_bytes()
+    restored = Conversation.from_bytes(data, conversation.template)
+    for one in (conversation, restored):
+        (sample,) = one.samples(**IDENTITY)
+        assert sample.routed_experts is None
+        assert sample.provenance["routed_experts_missing"]
+        assert dict(one.findings()) == {f"routed_experts_{name}": 1}
+        assert any("without routed experts" in line for line in one.report().lines())
+    assert restored.to_bytes() == data
+    restored.advance([*restored.messages, user("more")])
+    turn(restored, [], "full", "done")
+    exact(restored.samples(**IDENTITY)[0])  # a later answer in full makes it good
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("engine is gone"), KeyError("x"), MemoryError()])
+def test_whatever_a_loader_raises_is_the_reason(compiled: Compile, raised: Exception):
+    def load() -> Any:
+        raise raised
+
+    conversation = begin(compiled("qwen2_5"))
+    record = with_rows(completion(conversation, "ok"))
+    assert record.routed_experts is not None
+    rows = DeferredRows((record.routed_experts.shape[0], LAYERS, TOP_K), "uint8", load)
+    conversation.record(rebuilt(record, routed_experts=rows))
+    (sample,) = conversation.samples(**IDENTITY)
+    assert type(raised).__name__ in str(sample.provenance["routed_experts_missing"])
+
+
+@pytest.mark.parametrize("loaded", [None, [[1]], {"a": 1}, np.zeros((1, 1), np.uint8)])
+def test_a_loader_that_gives_something_else_is_named(loaded: Any):
+    with pytest.raises(RecordError) as caught:
+        DeferredRows((1, 1, 1), "uint8", lambda: loaded).read()
+    assert caught.value.code == "routed_shape"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "load"),
+    [
+        ("abc", "uint8", len),
+        ((1, 2), "uint8", len),
+        ((1, 2, -1), "uint8", len),
+        ((1, 2, 3.0), "uint8", len),
+        ((1, 2, 3), "float32", len),
+        ((1, 2, 3), np.uint8, len),
+        ((1, 2, 3), "uint8", None),
+    ],
+)
+def test_deferred_rows_say_what_they_are(shape: Any, dtype: Any, load: Any):
+    with pytest.raises(RecordError):
+        DeferredRows(shape, dtype, load)
+
+
+def test_a_file_without_rows_is_mapped(tmp_path: Path):
+    np.save(tmp_path / "none.npy", np.empty((0, 3, 2), np.uint8))
+    assert DeferredRows.from_npy(tmp_path / "none.npy").read().shape == (0, 3, 2)
+    big = np.asfortranarray(routing(np.arange(9)).astype(">i4"))
+    np.save(tmp_path / "big.npy", big)
+    assert np.array_equal(DeferredRows.from_npy(tmp_path / "big.npy").read(), big)
 
 
 @pytest.mark.parametrize(
@@ -470,6 +562,8 @@ def test_sglangs_form_is_read():
         (b64(np.full(LAYERS * TOP_K, -1, "<i4").tobytes()), {"experts": EXPERTS}, "routed_padding"),
         (b64(np.full(LAYERS * TOP_K, EXPERTS, "<i4").tobytes()), {"experts": EXPERTS}, "routed_payload"),
         (b64(bytes(8)), {"layers": 0}, "routed_rows"),
+        (b64(bytes(16)), {"layers": -1, "top_k": -1}, "routed_rows"),
+        (5, {}, "routed_payload"),
     ],
 )
 def test_what_is_not_sglangs_form_is_refused(payload: str, fields: dict[str, int], code: str):
@@ -487,6 +581,47 @@ def test_vllms_form_is_read(dtype: str):
         assert read.flags.c_contiguous
         assert np.array_equal(read, rows)
     assert decode_vllm_experts(npy(rows), experts=EXPERTS).dtype == np.uint8
+
+
+def with_header(header: str, data: bytes = bytes(16)) -> str:
+    return b64(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (1000000000000, 60, 8), }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (99999999999999999999, 60, 8), }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (0, 999999, 999999), }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (-1, 2, 2), }",
+        "{'descr': '<i3', 'fortran_order': False, 'shape': (4, 1, 1), }",
+        "{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (4, 1, 1), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1, 1, 1), }",
+        "{{{",
+        "[" * 5000,
+    ],
+)
+def test_a_header_is_compared_with_the_bytes_before_anything_is_made(header: str):
+    with pytest.raises(RecordError) as caught:
+        decode_vllm_experts(with_header(header))
+    assert caught.value.code == "routed_payload"
+
+
+def test_a_damaged_payload_is_refused_or_read_and_never_fails_otherwise():
+    good = base64.b64decode(npy(np.zeros((3, 2, 2), np.uint8)))
+    for at in range(len(good) - 12):
+        for flip in (1, 8, 64, 255):
+            bad = bytearray(good)
+            bad[at] ^= flip
+            try:
+                read = decode_vllm_experts(b64(bytes(bad)))
+            except RecordError as error:
+                assert error.code == "routed_payload"  # noqa: PT017
+                continue
+            assert read.size == 12 or read.nbytes == 12
+    for end in range(len(good)):
+        with pytest.raises(RecordError):
+            decode_vllm_experts(b64(good[:end]))
 
 
 def npz(array: Any) -> str:

@@ -154,6 +154,9 @@ def test_a_turn_renders_no_template_and_copies_no_prompt(qwen3: HFTokenizer, mon
     conversation = Conversation(ChatTemplate.compile(qwen3, trl_template("qwen2_5")))
     conversation.advance([{"role": "user", "content": "go"}])
     conversation.record(completion(conversation, "one"))
+    # A branch's beginning is tried once: what is proven may hang on its first question.
+    conversation.add([{"role": "user", "content": "on"}])
+    conversation.record(completion(conversation, "two"))
 
     def refuse(*_: object, **__: object) -> str:
         raise AssertionError("a template was rendered")

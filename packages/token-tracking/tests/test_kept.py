@@ -175,6 +175,25 @@ def test_truncated_sampling_without_kept_sets_is_refused_before_a_ratio(
         sample.require_logprobs()
 
 
+@pytest.mark.parametrize(
+    ("change", "unsaid"),
+    [
+        ({"top_p": None, "top_k": None, "min_p": None}, "top_p, top_k, min_p"),
+        ({"top_p": 1.0, "top_k": None, "min_p": 0.0}, "top_k"),
+        ({"top_p": 1.0, "top_k": -1, "min_p": None}, "min_p"),
+    ],
+)
+def test_sampling_that_is_not_known_is_refused_before_a_ratio(
+    compiled: Compile, change: dict[str, Any], unsaid: str
+):
+    """vLLM takes top_k 20 from Qwen3's generation config where a request does not name it."""
+    conversation, _ = begin(compiled("qwen2_5"))
+    conversation.record(record(conversation, None, **change))
+    (sample,) = conversation.samples(**IDENTITY)
+    with pytest.raises(MissingLogprobsError, match=rf"turn 0.*\({unsaid} not recorded"):
+        sample.require_logprobs()
+
+
 def test_raw_logprobs_with_kept_sets_are_let_through(compiled: Compile):
     conversation, ids = begin(compiled("qwen2_5"))
     conversation.record(record(conversation, [[5, i] for i in ids], logprob_kind="raw"))
@@ -188,12 +207,10 @@ def test_raw_logprobs_with_kept_sets_are_let_through(compiled: Compile):
 @pytest.mark.parametrize(
     "change",
     [
-        {"logprob_kind": "raw", "top_p": 1.0},
-        {"top_p": 1.0},
-        {"top_p": None, "top_k": -1},
-        {"top_p": None, "top_k": 1 << 30},
-        {"top_p": None, "top_k": 0, "min_p": 0.0},
-        {"top_p": None},
+        {"logprob_kind": "raw", "top_p": 1.0, "top_k": -1, "min_p": 0.0},
+        {"top_p": 1.0, "top_k": -1, "min_p": 0.0},
+        {"top_p": 1.0, "top_k": 1 << 30, "min_p": 0.0},
+        {"top_p": 1.0, "top_k": 0, "min_p": 0.0},
     ],
 )
 def test_what_needs_no_kept_sets_is_let_through(compiled: Compile, change: dict[str, Any]):

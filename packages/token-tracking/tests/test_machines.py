@@ -42,7 +42,7 @@ from token_tracking import (
 )
 from token_tracking.backends.hf import HFTokenizer
 from token_tracking.history.branch import Branch
-from token_tracking.messages import same
+from token_tracking.same_messages import same
 from token_tracking.testing import completion, trl_template
 
 Compile = Callable[..., ChatTemplate]

@@ -1,5 +1,6 @@
 """Every way in which a history does not go on has a name: in plan, branch, report and snapshot."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,138 @@ def test_a_first_prompt_that_nothing_answered_stays_the_start(compiled: Compile)
     conversation.advance(START)
     assert conversation.advance(START, template=compiled("qwen2_5", tools=False)).cause == "tools_changed"
     assert [(b.cause, b.parent) for b in conversation.branches] == [("start", None)]
+
+
+# --- a history that no proof has seen
+
+
+THOUGHT = "<think>\nhm\n</think>\n\nok"
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        ([SYSTEM], "branch"),
+        ([SYSTEM, user("<tool_response>\nres\n</tool_response>")], "branch"),
+        ([SYSTEM, user("fix it")], "append"),
+        ([SYSTEM, {"role": "user", "content": [{"type": "text", "text": "fix it"}]}], "append"),
+        ([user("fix it"), {"role": "assistant", "content": "how?"}, user("so")], "append"),
+    ],
+)
+def test_a_history_without_a_question_is_compared_with_its_render(
+    start: list[Message], kind: str, compiled: Compile
+):
+    """Compaction and sub-agents give histories without a user message; Qwen3 then strips all thinking."""
+    template = compiled("qwen3")
+    conversation = Conversation(template)
+    conversation.advance(start)
+    conversation.record(completion(conversation, THOUGHT))
+    assert conversation.advance([*conversation.messages, tool("res")]).kind == kind
+    branch = conversation.branches[conversation.current]
+    assert branch.proven(len(start), [tool("res")]) == (kind == "append")
+    assert bool(template.unproven_beginnings) >= (kind == "branch")
+    prompt = template.tokenizer.decode(conversation.prompt_ids().tolist())
+    assert prompt == template.render(conversation.messages, add_generation_prompt=True)
+    conversation.record(completion(conversation, "fin"))
+    for render_all in (False, True):
+        report = conversation.report(render_all=render_all)
+        assert report.broken == 0, report.lines()
+
+
+# --- open turns in several branches
+
+
+def aborted(template: ChatTemplate) -> tuple[Conversation, Message]:
+    conversation = Conversation(template)
+    conversation.advance(START)
+    record = completion(conversation, "partial answer", finish_reason="abort")
+    return conversation, dict(conversation.record(record))
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_list_of_another_branch_leaves_an_aborted_turn_open(length: int, compiled: Compile):
+    conversation, _ = aborted(compiled("qwen2_5"))
+    prompt = conversation.prompt_ids().tolist()
+    plan = conversation.advance([user(f"q{number}") for number in range(length)])
+    assert plan.cause == "sub_agent"
+    conversation.record(completion(conversation, "found"))
+    assert conversation.advance(START).cause == "resume"
+    assert conversation.prompt_ids().tolist() == prompt
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    ("after", "kind", "cause"),
+    [
+        (lambda partial: [partial, user("go on")], "append", "append"),
+        (lambda partial: [user("go on")], "rewind", "last_turn_edited"),
+    ],
+)
+def test_a_list_that_goes_past_an_aborted_turn_closes_it_in_any_branch(
+    elsewhere: bool, after: Callable[[Message], list[Message]], kind: str, cause: str, compiled: Compile
+):
+    conversation, partial = aborted(compiled("qwen2_5"))
+    if elsewhere:
+        conversation.advance([user("find every caller")])
+        conversation.record(completion(conversation, "in a.py"))
+    before = conversation.to_bytes()
+    history = [*START, *after(partial)]
+    plan = conversation.plan(history)
+    assert conversation.to_bytes() == before
+    assert conversation.advance(history) == plan
+    assert (plan.kind, plan.cause) == (kind, cause)
+    assert conversation.branches[0].messages[2] == partial
+    conversation.record(completion(conversation, "done"))
+    report = conversation.report()
+    assert (report.broken, report.cut_off) == (0, 1), report.lines()
+    assert not any("open" in line for line in report.lines())
+
+
+# --- what a call costs
+
+
+def python_calls(run: Callable[[], object]) -> int:
+    """Function calls of Python code, a measure of work that no other process disturbs."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_foreign_history_is_read_once(compiled: Compile):
+    def cost(turns: int) -> int:
+        conversation, history = talk(compiled("qwen2_5"), *[f"answer {n} {SUMMARY}" for n in range(turns)])
+        other = [SYSTEM, *({**m, "content": f"x {n}"} for n, m in enumerate(history[1:])), user("on")]
+        assert conversation.plan(other).cause == "sub_agent"
+        return python_calls(lambda: conversation.plan(other))
+
+    assert cost(40) < 2.5 * cost(20)
+
+
+def test_answers_that_differ_from_their_tokens_are_printed_once(compiled: Compile):
+    """What the template first printed for a turn was rendered anew, for each turn, at each turn."""
+
+    def costs(turns: int) -> tuple[int, int]:
+        conversation, spent = Conversation(compiled("qwen3")), 0
+        for number in range(turns):
+            history = [*conversation.messages, user(f"q{number}")]
+            spent += python_calls(lambda history=history: conversation.advance(history))
+            view = {"role": "assistant", "content": f"edited {number}"}
+            conversation.record(completion(conversation, f"answer {number}"), view)
+        assert len(conversation.branches) == 1
+        return spent, python_calls(conversation.report)
+
+    small, large = costs(12), costs(24)
+    # A render per turn is quadratic over all turns; it was cubic (8 times as much).
+    assert [a / b < 5 for a, b in zip(large, small, strict=True)] == [True, True], (small, large)
 
 
 # --- cross-stops

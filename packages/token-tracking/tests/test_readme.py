@@ -64,6 +64,7 @@ def test_the_readmes_example_runs():
 def test_the_recipe_for_an_openai_like_server(qwen3):
     def answer(path, body):  # as vLLM's /v1/completions answers with return_token_ids
         assert (path, body["return_token_ids"], body["max_tokens"]) == ("/v1/completions", True, 8)
+        assert (body["top_p"], body["top_k"], body["min_p"]) == (1.0, -1, 0.0)
         ids = qwen3.encode("hello<|im_end|>")
         choice = {"token_ids": ids, "prompt_token_ids": body["prompt"], "finish_reason": "stop"}
         return {"choices": [choice | {"logprobs": {"token_logprobs": [-0.5] * len(ids)}}]}
@@ -73,17 +74,29 @@ def test_the_recipe_for_an_openai_like_server(qwen3):
         message = recipe(1)["ask"](url, conversation, max_tokens=8)
     assert message == {"role": "assistant", "content": "hello"}
     assert conversation.branches[0].ledger.logprobs[-2:].tolist() == [-0.5, -0.5]
+    (sample,) = conversation.samples(
+        rollout_id="0" * 32, group_id="0" * 32, task_id="t", reward=1.0, status="completed", source="sampled"
+    )
+    sample.require_logprobs()
 
 
-def test_the_recipe_for_sglang_goes_on_after_an_abort(qwen3):
+def test_the_recipe_for_sglang_goes_on_after_aborts(qwen3):
+    pieces = [
+        ("", "abort", "r/6"),
+        ("hel", "abort", "r/6"),
+        ("", "abort", "r/7"),
+        ("lo<|im_end|>", "stop", "r/7"),
+    ]
     prompts = []
 
-    def answer(path, body):  # as SGLang's /generate answers; the first call is aborted after one token
+    def answer(path, body):  # as SGLang's /generate answers; a call that waits in the queue is aborted empty
         assert (path, body["return_logprob"]) == ("/generate", True)
+        text, reason, version = pieces[len(prompts)]
         prompts.append(body["input_ids"])
-        ids = qwen3.encode("hel" if len(prompts) == 1 else "lo<|im_end|>")
+        ids = qwen3.encode(text)
         meta = {
-            "finish_reason": {"type": "abort" if len(prompts) == 1 else "stop"},
+            "finish_reason": {"type": reason},
+            "weight_version": version,
             "prompt_tokens": len(body["input_ids"]),
             "completion_tokens": len(ids),
             "output_token_logprobs": [[-0.25, i, None] for i in ids],
@@ -91,15 +104,30 @@ def test_the_recipe_for_sglang_goes_on_after_an_abort(qwen3):
         return {"output_ids": ids, "meta_info": meta}
 
     conversation = waiting(qwen3)
+    assert conversation.waiting
     with server(answer) as url:
-        message = recipe(2)["generate"](url, conversation, 3, temperature=0.8)
+        message = recipe(2)["generate"](url, conversation, lambda text: int(text.partition("/")[2]))
     assert message == {"role": "assistant", "content": "hello"}
-    assert prompts[1] == prompts[0] + qwen3.encode("hel")
+    assert not conversation.waiting
+    assert prompts == [prompts[0], prompts[0], *[prompts[0] + qwen3.encode("hel")] * 2]
     turn = conversation.branches[0].turns[0]
-    assert [(s.finish_reason, s.weight_version, s.temperature) for s in turn.segments] == [
-        ("abort", 3, 0.8),
-        ("stop", 3, 0.8),
-    ]
+    assert [(s.finish_reason, s.weight_version) for s in turn.segments] == [("abort", 6), ("stop", 7)]
+
+
+def test_the_recipe_for_log_probabilities_names_the_kind():
+    draw = np.random.default_rng(5)
+    logits = np.array([2.0, 1.5, 1.0, 0.5, 0.0])
+
+    def ask(temperature, top_k):  # an engine whose log-probabilities are the model's own
+        scaled = logits / temperature
+        if top_k > 0:
+            scaled = np.where(np.argsort(np.argsort(-scaled)) < top_k, scaled, -np.inf)
+        chances = np.exp(scaled - np.logaddexp.reduce(scaled))
+        token = int(draw.choice(len(logits), p=chances))
+        return token, float(logits[token] - np.logaddexp.reduce(logits))
+
+    verdict = recipe(4)["logprob_kind"](ask)
+    assert (verdict.basis, verdict.logprob_kind) == ("raw", "raw")
 
 
 def test_the_recipe_for_a_trainer_gives_the_masks(qwen3):

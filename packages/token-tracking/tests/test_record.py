@@ -1,6 +1,7 @@
 """Every way an engine can lie has a code, a case here, and where there is a safe one, a counted repair."""
 
 import copy
+import enum
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,19 +89,46 @@ def logprobs(*values: float) -> Any:
 LIES: list[tuple[RecordCode, str, Callable[[], object]]] = [
     ("array", "int32", lambda: good(output_ids=np.array([5, 6, 99], np.int64))),
     ("array", "got list", lambda: good(prompt_ids=[1, 2])),
+    ("array", "repairs are 'x'", lambda: good(repairs="x")),
+    ("array", "repairs are 'x'", lambda: GenerationRecord.without_logprobs(**(GOOD | {"repairs": "x"}))),
+    ("array", "repairs are", lambda: good(repairs=("x", 5))),
+    ("finish_reason", "'tool_calls' is 'stop' here", lambda: good(finish_reason="tool_calls")),  # OpenAI
+    ("finish_reason", "'eos_token' is 'stop' here", lambda: good(finish_reason="eos_token")),  # TGI
+    ("finish_reason", "'max_tokens' is 'length' here", lambda: good(finish_reason="max_tokens")),  # Anthropic
+    ("finish_reason", "'cancelled' is 'abort' here", lambda: good(finish_reason="cancelled")),
+    ("finish_reason", "ask again", lambda: good(finish_reason="error")),
+    ("finish_reason", "not ended", lambda: good(finish_reason=None)),
+    ("finish_reason", "pass its 'type'", lambda: good(finish_reason={"type": "stop", "matched": 99})),
+    ("finish_reason", "'foo': need 'stop'", lambda: good(finish_reason="foo")),
     ("logprob_count", "2 log-probabilities for 3", lambda: good(logprobs=logprobs(0, 0))),
     ("logprob_kind", "'raw', but there are no", lambda: good(logprobs=None)),
     ("logprob_kind", "'none', but there are some", lambda: good(logprob_kind="none")),
+    ("logprob_kind", "'foo': need 'none', 'raw'", lambda: good(logprob_kind="foo")),
+    ("logprob_kind", "None: need 'none', 'raw'", lambda: good(logprob_kind=None)),
     ("logprob_value", "nan of output token 1", lambda: good(logprobs=logprobs(-1, np.nan, -1))),
     ("logprob_value", "-inf of output token 0", lambda: good(logprobs=logprobs(-np.inf, -1, -1))),
     ("logprob_value", "inf of output token 2", lambda: good(logprobs=logprobs(-1, -1, np.inf))),
     ("logprob_value", "1.0 of output token 1", lambda: good(logprobs=logprobs(-1, 1, -1))),
     ("logprob_value", "-9999.0 of output token 1", lambda: good(logprobs=logprobs(-1, -9999, -1))),  # vLLM
+    ("sampling", "top_p is 1.5", lambda: good(top_p=1.5)),
+    ("sampling", "top_p is 0", lambda: good(top_p=0)),
+    ("sampling", "temperature is nan", lambda: good(temperature=float("nan"))),
+    ("sampling", "top_k is -2", lambda: good(top_k=-2)),
+    ("sampling", "temperature is '0.7': need a number", lambda: good(temperature="0.7")),
+    ("sampling", "temperature is True", lambda: good(temperature=True)),
+    ("sampling", "temperature is 1000", lambda: good(temperature=10**400)),
+    ("sampling", "top_p is np.float32.nan", lambda: good(top_p=np.float32("nan"))),
+    ("sampling", "top_k is 20.0: need an int", lambda: good(top_k=20.0)),
+    ("sampling", "top_k is 18446744073709551616", lambda: good(top_k=2**64)),
+    ("sampling", "min_p is -0.1", lambda: good(min_p=-0.1)),
     ("version", "weight version -1", lambda: good(weight_version=-1)),
+    ("version", "weight_version is 'v10'", lambda: good(weight_version="v10")),  # SGLang
+    ("version", "weight_version is True", lambda: good(weight_version=True)),
     ("vocabulary", "negative id -6", lambda: good(output_ids=ids_of([5, -6, 99]))),
     ("vocabulary", "output token 2 has id 99.*end at 98", lambda: good().check_vocabulary(99)),
     ("counts", "counts 4 completion_tokens, 3 ids", lambda: good(completion_tokens=4)),  # vllm#27482, #29074
     ("counts", "counts 11 prompt_tokens, 12 ids", lambda: good(prompt_tokens=11)),
+    ("counts", "prompt_tokens is '12'", lambda: good(prompt_tokens="12")),
     ("empty", "without a single output id", lambda: good(stop_id=None, **EMPTY)),
     (
         "prompt",
@@ -138,19 +166,27 @@ LIES: list[tuple[RecordCode, str, Callable[[], object]]] = [
     ("stop_reason", "finish reason 'abort'", lambda: good(finish_reason="abort")),
     ("stop_reason", "'x' with", lambda: good(stop_id=None, finish_reason="length", stop_string="x")),
     ("stop_reason", "stop_string is empty", lambda: good(stop_string="")),
+    ("stop_reason", "stop_string is 5", lambda: good(stop_string=5)),
+    ("stop_reason", "stop_id is 'OBS'.*vLLM's stop_reason", lambda: good(stop_id="OBS")),
     # vllm#27482: a parser or stream that drops tokens; vllm#47616: ids go on where the text ends.
     ("text", "from character 2 on: 'AC: ls", lambda: said("AC: ls")),
     ("text", "from character 6 on: 'ACTION' and 'ACTION: ls", lambda: said("ACTION")),
     ("text", "4 output ids differ", lambda: said("ACTION: ls\nOBS")),
+    ("text", "text is b'hi'", lambda: good(text=b"hi")),
+    ("text", "text is 5", lambda: good(text=5)),
     ("kept_set", "come together", lambda: made([1], kept_offsets=None)),
     ("kept_set", "flat int32", lambda: made([1], kept_ids=np.array([1, 7]))),
+    ("kept_set", "got a list", lambda: made([1], kept_ids=[1])),
+    ("kept_offsets", "got a list", lambda: made([1], kept_offsets=[0, 2])),
     ("kept_offsets", "length 2", lambda: made([1], kept_offsets=np.array([0, 1, 2]))),
     ("kept_sampled", "id 1. is not among", lambda: made([1], kept_ids=ids_of([2, 7]))),
     ("kept_duplicate", "holds id 1 twice", lambda: made([1], kept_ids=ids_of([1, 1]))),
     ("kept_vocabulary", "negative id -1", lambda: made([1], kept_ids=ids_of([1, -1]))),
     ("kept_vocabulary", "kept_ids 1 has id 7", lambda: made([1]).check_vocabulary(7)),
     ("routed_rows", "13 rows", lambda: made([1, 2], routed_experts=rows(14)[:13], routed_start=1)),
+    ("routed_rows", "routed_start is '0'", lambda: made([1], routed_experts=rows(12), routed_start="0")),
     ("routed_shape", "must have shape", lambda: made([1], routed_experts=rows(12)[0])),
+    ("routed_shape", "numpy array or DeferredRows, got a str", lambda: made([1], routed_experts="abc")),
     ("routed_padding", "holds -1", lambda: made([1], routed_experts=rows(12) - 1)),
     ("routed_payload", "no base64", lambda: decode_sglang_experts("%%%", layers=2, top_k=2)),
 ]
@@ -167,6 +203,89 @@ def test_every_lie_has_a_code(name: RecordCode, why: str, lie: Callable[[], obje
 
 def test_every_code_has_a_lie():
     assert {name for name, _, _ in LIES} == set(get_args(RecordCode))
+
+
+class Reason(str, enum.Enum):  # noqa: UP042 - str() of it is not its text
+    STOP = "stop"
+
+
+class Version(enum.IntEnum):
+    THREE = 3
+
+
+def test_numpy_scalars_and_enum_members_are_held_as_plain_values(compiled: Callable[..., ChatTemplate]):
+    """They passed, and `to_bytes` failed on them much later."""
+    conversation = Conversation(compiled("qwen2_5"))
+    conversation.advance(START)
+    whole = completion(conversation, "ok", logprob=-0.5)
+    rows = np.zeros((len(whole.prompt_ids) + len(whole.output_ids) - 1, 2, 1), np.uint8)
+    assert whole.stop_id is not None
+    change: dict[str, Any] = {
+        "finish_reason": Reason.STOP,
+        "logprob_kind": np.str_("raw"),
+        "stop_id": np.int32(whole.stop_id),
+        "weight_version": Version.THREE,
+        "temperature": np.float32(0.5),
+        "top_p": np.float64(1),
+        "top_k": np.int64(-1),
+        "min_p": 0,
+        "prompt_tokens": np.int64(len(whole.prompt_ids)),
+        "completion_tokens": np.uint8(len(whole.output_ids)),
+        "text": np.str_("ok"),
+        "routed_experts": rows,
+        "routed_start": np.int64(0),
+        "repairs": ["echo_removed"],
+    }
+    fields = {name: getattr(whole, name) for name in whole.__struct_fields__}
+    record = GenerationRecord(**(fields | change))
+    plain = {name: getattr(record, name) for name in change if name != "routed_experts"}
+    kinds = (str, str, int, int, float, float, int, float, int, int, str, int, tuple)
+    assert tuple(map(type, plain.values())) == kinds
+    assert plain["temperature"] == 0.5
+    assert plain["weight_version"] == 3
+    assert plain["repairs"] == ("echo_removed",)
+    conversation.record(record)
+    data = conversation.to_bytes()
+    assert Conversation.from_bytes(data, conversation.template).to_bytes() == data
+
+
+def test_a_turn_that_goes_on_inside_a_character_has_the_text_of_its_ids(
+    compiled: Callable[..., ChatTemplate],
+):
+    """An abort between the bytes of an emoji: the rest begins with bytes that are no character."""
+    template = compiled("qwen2_5")
+    ids = template.tokenizer.encode_plain("abc \U0001f9a6 def")
+    cut = next(at for at in range(1, len(ids)) if template.tokenizer.decode(ids[:at]).endswith("\ufffd"))
+    rest = np.array([*ids[cut:], *template.turn_close], np.int32)
+    assert template.tokenizer.decode(rest.tolist()).startswith("\ufffd")
+    for text in (" def", "\U0001f9a6 def", "\ufffd def", template.tokenizer.decode(rest.tolist())):
+        conversation = Conversation(template)
+        conversation.advance(START)
+        for part, reason, said_text in ((ids_of(ids[:cut]), "abort", "abc "), (rest, "stop", text)):
+            prompt = conversation.prompt_ids()
+            conversation.record(
+                GenerationRecord(prompt_ids=prompt, output_ids=part, finish_reason=reason, text=said_text)
+            )
+        assert conversation.messages[-1]["content"] == "abc \U0001f9a6 def"
+    for wrong in ("x def", "\U0001f9a6\U0001f9a6 def", "ef"):
+        record = GenerationRecord(prompt_ids=PROMPT, output_ids=rest, finish_reason="stop", text=wrong)
+        if wrong == "x def":  # one character may be the one that began before
+            record.check_text(template.tokenizer.special_ids, template.tokenizer.decode)
+            continue
+        with pytest.raises(RecordError, match="differ from character"):
+            record.check_text(template.tokenizer.special_ids, template.tokenizer.decode)
+
+
+def test_the_text_of_what_is_cut_off_is_not_compared(compiled: Callable[..., ChatTemplate]):
+    conversation = Conversation(compiled("qwen2_5"))
+    conversation.advance(START)
+    whole = completion(conversation, "ok")
+    ids = np.concatenate([whole.output_ids, whole.output_ids])
+    text = conversation.template.tokenizer.decode(ids.tolist())
+    record = GenerationRecord(prompt_ids=whole.prompt_ids, output_ids=ids, finish_reason="stop", text=text)
+    assert code(lambda: conversation.record(record)) == "stop_passed"
+    message = conversation.record(record.cut_at_stop(conversation.template.stop_ids))
+    assert message["content"] == "ok"
 
 
 def test_the_code_survives_a_copy():
@@ -281,6 +400,7 @@ def test_ids_past_the_text_are_found_where_the_stop_string_was_not_passed_on():
     assert code(lambda: record.check_text({99}, decode)) == "text"
     cut = made([1, 2, 4, 5, 99], text="ACTION", stop_string="OBS").cut_at_stop({99}, decode)
     cut.check_text({99}, decode)
+    made([1, 2, 4], text="ACTION", stop_string="OBS").check_text({99}, decode)
 
 
 IDENTITY: dict[str, Any] = {
@@ -325,6 +445,9 @@ def test_a_stop_that_was_thrown_away_is_closed_with_mask_0(compiled: Callable[..
         logprobs=made_whole.logprobs[:-1],
         logprob_kind="raw",
         finish_reason="stop",
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
     )
     assert code(lambda: conversation.record(bad)) == "stop_missing"
     message = conversation.record(bad.as_cut_off())

@@ -262,9 +262,8 @@ def test_under_error_the_models_own_control_tokens_do_not_end_the_rollout(compil
     conversation.advance([*conversation.messages, user("ok")])
     conversation.record(completion(conversation, "bye"))
     assert conversation.report().equal == 2
-    conversation.advance([*conversation.messages, user("<|im_end|>")])
     with pytest.raises(ControlTokenError):
-        conversation.prompt_ids()
+        conversation.advance([*conversation.messages, user("<|im_end|>")])
 
 
 def test_escaping_keeps_the_blanks_that_control_tokens_swallow(qwen3: HFTokenizer):
@@ -408,3 +407,13 @@ def test_a_snapshot_that_contradicts_itself_is_refused(compiled: Compile):
         data = pack(KIND_CONVERSATION, replace(image, branches=[bad]))
         with pytest.raises(SnapshotError):
             Conversation.from_bytes(data, conversation.template)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"control_tokens": "bogus"}, {"control_tokens": None}, {"cross_stop": "Branch"}, {"cross_stop": []}],
+)
+def test_a_choice_that_is_none_is_refused(compiled: Compile, choice: dict[str, Any]):
+    """It was taken, did what another choice does, and made snapshots that could not be opened."""
+    with pytest.raises(ConversationError, match=f"{next(iter(choice))} is .*: need one of (escape|keep)"):
+        Conversation(compiled("qwen3"), **choice)

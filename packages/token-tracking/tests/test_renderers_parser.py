@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from token_tracking import ChatTemplate, ParsedCompletion, TemplateError
+from token_tracking import ChatTemplate, Conversation, ParsedCompletion, TemplateError
 from token_tracking.backends.hf import HFTokenizer
 from token_tracking.parsing.markers import Markers
 from token_tracking.parsing.parse import CompletionParser
 from token_tracking.parsing.parser_choice import choose
 from token_tracking.parsing.renderers_parser import RenderersParser
-from token_tracking.testing import BASH_TOOL, family_tokenizer, trl_template
+from token_tracking.testing import BASH_TOOL, completion, family_tokenizer, trl_template
 
 pytest.importorskip("renderers")
 
@@ -153,3 +153,31 @@ def test_the_choice_and_its_reason(tokenizer: HFTokenizer, both: Both):
     ):
         with pytest.raises(TemplateError, match=message):
             chosen(asked, blind)
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        (r'{"name": "\ud800", "arguments": {}}', "name is no text"),
+        ('{"name": 5, "arguments": {}}', "name is no text"),
+        ('{"name": "", "arguments": {}}', "name is no text"),
+        (r'{"name": "edit", "arguments": {"path": "\ud800"}}', "lone surrogate"),
+        (r'{"name": "edit", "arguments": {"\udfff": 1}}', "lone surrogate"),
+        ('{"name": "edit", "arguments": {"count": NaN}}', "not JSON"),
+        ('{"name": "edit", "arguments": {"items": [1, -Infinity]}}', "not JSON"),
+        ('{"name": "edit", "arguments": {"count": 1e999}}', "not JSON"),
+    ],
+)
+def test_what_its_json_reader_lets_through_is_malformed(call: str, fault: str, both: Both):
+    """`json.loads` takes lone surrogates, NaN and any name; no message could hold them."""
+    template, _ = both("qwen3")
+    failures = template.parser.parser.failures  # type: ignore[attr-defined]
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    parsed = template.parse(template.tokenizer.encode(text))
+    assert [bool(wrong.error) for wrong in parsed.tool_calls] == [True]
+    assert fault in (parsed.error or "") or "renderers" in (parsed.error or "")
+    assert template.parser.parser.failures == failures  # type: ignore[attr-defined]
+    conversation = Conversation(template)
+    conversation.add([{"role": "user", "content": "q"}])
+    assert conversation.record(completion(conversation, text)) == {"role": "assistant", "content": text}
+    assert conversation.report().broken == 0

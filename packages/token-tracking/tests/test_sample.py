@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from token_tracking import MissingLogprobsError, Sample, SampleError, Turn
@@ -15,7 +16,9 @@ def build(**change: Any) -> Sample:
         "logprobs": np.array([np.nan, np.nan, -0.5, -1.0], np.float32),
         "versions": np.array([-1, -1, 0, 0], np.int32),
         "prompt_length": 2,
-        "turns": (Turn(start=2, end=4, finish_reason="stop", logprob_kind="raw"),),
+        "turns": (
+            Turn(start=2, end=4, finish_reason="stop", logprob_kind="raw", top_p=1.0, top_k=-1, min_p=0.0),
+        ),
         "reward": 1.0,
         "status": "completed",
         "source": "sampled",
@@ -51,6 +54,58 @@ def test_arrays_are_held_read_only_and_the_callers_stay_writable():
 def test_contradictions_are_refused(change: dict[str, Any], why: str):
     with pytest.raises(SampleError, match=why):
         build(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rollout_id": None}, "rollout_id is None: need a str"),
+        ({"task_id": 5}, "task_id is 5: need a str"),
+        ({"attempt": "0"}, "attempt is '0': need an int"),
+        ({"reward": "1"}, "reward is '1': need a finite number or None"),
+        ({"reward": True}, "reward is True"),
+        ({"in_loss": 1}, "in_loss is 1: need a bool"),
+        ({"status": "done"}, "status is 'done': need one of completed, truncated, aborted, failed"),
+        ({"source": None}, "source is None: need one of sampled, replayed"),
+    ],
+)
+def test_values_of_another_kind_are_refused(change: dict[str, Any], why: str):
+    with pytest.raises(SampleError, match=why):
+        build(**change)
+
+
+@pytest.mark.parametrize("change", [{"finish_reason": "tool_calls"}, {"logprob_kind": "foo"}, {"start": 2.0}])
+def test_a_turn_of_another_kind_is_refused(change: dict[str, Any]):
+    values: dict[str, Any] = {"start": 2, "end": 4, "finish_reason": "stop", "logprob_kind": "raw"}
+    with pytest.raises(SampleError, match=next(iter(change))):
+        Turn(**(values | change))
+
+
+def test_numpy_scalars_are_held_as_plain_values():
+    """A grader gives np.float32, an adapter np.int64: an encoder of the sample would refuse them."""
+    values: dict[str, Any] = {
+        "start": np.int64(2),
+        "end": np.int32(4),
+        "finish_reason": np.str_("stop"),
+        "logprob_kind": "raw",
+        "temperature": np.float32(0.5),
+        "top_k": np.int64(-1),
+        "reward": np.float64(1),
+    }
+    turn = Turn(**values)
+    sample = build(
+        turns=(turn,),
+        reward=np.float32(0.5),
+        attempt=np.int64(1),
+        in_loss=np.bool_(False),
+        task_id=np.str_("t"),
+    )
+    assert [type(value) for value in (turn.start, turn.finish_reason, turn.temperature)] == [int, str, float]
+    assert (sample.reward, sample.attempt, sample.in_loss) == (0.5, 1, False)
+    held = msgspec.to_builtins(turn)
+    assert msgspec.convert(msgspec.msgpack.decode(msgspec.msgpack.encode(held)), Turn) == turn
+    kinds = [type(value) for value in (sample.reward, sample.attempt, sample.in_loss, sample.task_id)]
+    assert kinds == [float, int, bool, str]
 
 
 def test_a_ratio_needs_logprobs():

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from token_tracking import ChatTemplate, Conversation, GenerationRecord, TemplateError
 from token_tracking.backends.hf import HFTokenizer
-from token_tracking.testing import BASH_TOOL
+from token_tracking.testing import BASH_TOOL, completion
 
 Message = dict[str, Any]
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -482,3 +482,23 @@ def test_no_prompt_is_silently_wrong(name: str, start: Any, kinds: Callable[[str
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_prompt_is_silently_wrong_at_length(name: str, start: Any, kinds: Callable[[str], ChatTemplate]):
     run(kinds(name), start)
+
+
+@pytest.mark.parametrize("counted", ["> 20", "== 41", "% 17 == 0", "> 500"])
+def test_a_count_of_messages_far_into_a_conversation_is_found(qwen3, counted: str):
+    """Beyond the lengths that every template is tried with: the template's own number says where to look."""
+    source = f"""{{% if messages|length {counted} %}}<|im_start|>system
+many<|im_end|>
+{{% endif %}}{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}
+{{{{ m.content }}}}<|im_end|>
+{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant
+{{% endif %}}"""
+    template = ChatTemplate.compile(qwen3, source)
+    conversation = Conversation(template)
+    conversation.advance([{"role": "user", "content": "q"}])
+    for number in range(24):
+        conversation.record(completion(conversation, f"a{number}"))
+        conversation.advance([*conversation.messages, {"role": "user", "content": f"u{number}"}])
+        text = template.render(conversation.messages, add_generation_prompt=True)
+        assert conversation.prompt_ids().tolist() == qwen3.encode(text)
+    assert (template.program is None) == (counted == "> 500")

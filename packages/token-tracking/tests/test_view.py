@@ -114,6 +114,56 @@ def test_an_empty_conversation_has_a_page(compiled: Compile):
     assert data_of(page)["branches"][0]["blocks"] == []
 
 
+def roles(conversation: Conversation, branch: int = 0) -> list[str]:
+    data = data_of(render_html(conversation, title="t"))
+    return [block["role"] for block in data["branches"][branch]["blocks"]]
+
+
+def test_an_open_turn_is_not_broken(compiled: Compile):
+    held = Conversation(compiled("qwen3"))
+    held.advance([{"role": "user", "content": "go"}])
+    held.record(completion(held, "I think", finish_reason="abort", logprob=-0.5))
+    for shown in (render_terminal(held, colour=False), render_html(held, title="t")):
+        assert "broken" not in shown.replace('"bad" if "broken', "")
+        assert "open: aborted after 2 tokens" in shown
+        assert "cut off" not in shown
+
+
+def test_text_that_spells_a_control_token_looks_otherwise(conversation: Conversation):
+    plain = render_terminal(conversation, colour=False)
+    assert "\\<|im_end|>: with a backslash, text that spells a control token" in plain
+    assert "\\x1b[31m\\<|im_end|> \u4e16" in plain
+    assert "Done.<|im_end|>" in plain
+    coloured = render_terminal(conversation)
+    assert "\x1b[2m\x1b[4m<|im_start|>\x1b[0m" in coloured
+    assert "\x1b[4m\\<|im_end|>" not in coloured
+
+
+def test_headers_stand_with_their_messages(compiled: Compile):
+    """Tools without a system message are the template's; a result's header belongs to the result."""
+    held = Conversation(compiled("qwen3"))
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    for number in range(3):
+        held.advance(messages)
+        messages.append(dict(held.record(completion(held, f"<think>\nwhy {number}\n</think>\n\nok{call}"))))
+        messages += [{"role": "tool", "tool_call_id": f"call_{number}", "content": f"out {number}"}]
+    held.advance([*messages, {"role": "user", "content": "more"}])
+    held.record(completion(held, "Done."))
+    assert roles(held)[:4] == ["template", "user", "assistant", "tool"]
+    assert roles(held, 1) == ["template", "user", *["assistant", "tool"] * 3, "user", "assistant"]
+    plain = render_terminal(held, colour=False)
+    assert plain.count("-- tool  12 tokens\n<|im_start|>user\n<tool_response>\nout") == 3
+    assert "turn 0 (of the conversation: 3)" in plain
+    assert "thinking stripped (turn 0 and 2 more)" in plain
+
+
+def test_prompt_tokens_of_branches_say_so(conversation: Conversation):
+    facts = dict(data_of(render_html(conversation, title="t"))["facts"])
+    whole = sum(len(branch.ledger) - int(branch.ledger.mask.sum()) for branch in conversation.branches)
+    assert facts["prompt tokens of all branches"] == f"{whole:,}"
+
+
 @pytest.mark.browser
 def test_a_browser_draws_the_page(conversation: Conversation, tmp_path: Path):
     chromium = shutil.which("chromium")

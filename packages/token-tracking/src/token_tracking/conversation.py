@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +40,7 @@ class Conversation(Transcript):
         Args:
             template: a compiled chat template.
             control_tokens: what control tokens in message text become. `escape`: ordinary text; `keep`:
-                control ids; `error`: `ControlTokenError`.
+                control ids; `error`: `ControlTokenError` from the call that brings the message.
             cross_stop: what becomes of a turn whose stop token is not the one that the template prints there
                 (GLM samples `<|observation|>`, then a user speaks). `keep`: both tokens are held. `branch`:
                 the turn ends its branch, and the next prompt is rendered whole. Either is counted in
@@ -49,7 +48,14 @@ class Conversation(Transcript):
 
         Raises:
             ControlTokenError: `escape`, and the tokenizer cannot encode text piece by piece.
+            ConversationError: a choice is none of those.
         """
+        for name, value, choices in (
+            ("control_tokens", control_tokens, get_args(ControlPolicy)),
+            ("cross_stop", cross_stop, get_args(CrossStop)),
+        ):
+            if value not in choices:
+                raise ConversationError(f"{name} is {value!r:.80}: need one of {', '.join(choices)}")
         control = template.control(control_tokens)
         super().__init__(Branch(template, control, cross_stop=cross_stop), control_tokens)
 
@@ -65,16 +71,30 @@ class Conversation(Transcript):
         Raises:
             TemplateError: a message is not plain JSON-like text, or the template refuses the messages.
             UnsupportedContentError: a message carries something other than text.
+            ControlTokenError: the policy is `error` and a new message spells a control token.
             ConversationError: the other template has another tokenizer.
         """
-        return self._decide(messages, template).plan
+        decision = self._decide(messages, template)
+        if decision.keep is not None:
+            keep, new = _continuation(decision)
+            self._branches[decision.branch].check(keep, new, by_program=decision.by_program)
+        elif decision.plan.kind != "ambiguous":
+            self._begin(decision, template)
+        return decision.plan
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Append new messages to the current branch.
+        """Append new messages to the current branch. An error leaves the conversation as it was.
+
+        Messages that ask for no answer yet (a system message alone) are shown to the template with those that
+        follow.
 
         Raises:
             ConversationError: they cannot be appended (an aborted turn is open, or the template rewrites
                 sampled tokens); `advance` with the whole history then begins a branch.
+            TemplateError: a message is not plain JSON-like text, or the template refuses the messages, or
+                does not print one of them.
+            UnsupportedContentError: a message carries something other than text.
+            ControlTokenError: the policy is `error` and a message spells a control token.
         """
         if self._branch.open_turn:
             raise ConversationError("the last turn was aborted: continue it, or call close_turn()")
@@ -83,31 +103,38 @@ class Conversation(Transcript):
             raise ConversationError(
                 f"cannot append: {decision.plan.why}; call advance with the whole history"
             )
-        self._branch.go_on(len(self._branch.messages), decision.plan.new, by_program=decision.by_program)
+        new = [dict(message) for message in decision.plan.new]
+        self._branch.go_on(len(self._branch.messages), new, by_program=decision.by_program)
 
     def advance(self, messages: Sequence[Message], *, template: ChatTemplate | None = None) -> Plan:
         """Continue with the harness's whole message list: plan, and do what the plan says.
 
-        An aborted turn that the list goes past is closed first, as cut off; the history that it answers, sent
-        again, continues it. An error leaves the conversation as it was.
+        An aborted turn that the list goes past, in whichever branch, is closed first, as cut off; the history
+        that it answers, sent again, continues it; other lists leave it open. An error leaves the conversation
+        as it was. A list that ends with a system or assistant message asks for no answer: the template sees
+        it with the messages that follow.
 
         Raises:
             AmbiguousHistoryError: two branches with different tokens could be meant.
-            TemplateError: a message is not plain JSON-like text, or the template refuses the messages.
+            TemplateError: a message is not plain JSON-like text, or the template refuses the messages, or
+                does not print one of the new ones.
             UnsupportedContentError: a message carries something other than text.
+            ControlTokenError: the policy is `error` and a new message spells a control token.
             ConversationError: the other template has another tokenizer.
         """
         decision = self._decide(messages, template)
         plan = decision.plan
         if plan.kind == "ambiguous":
             raise AmbiguousHistoryError(plan.why)
-        if self._passes_open_turn(messages):
-            self.close_turn()
+        before = self._branch
         if decision.keep is not None:
+            keep, new = _continuation(decision)
+            self._branches[decision.branch].go_on(keep, new, by_program=decision.by_program)
             self._current = decision.branch
-            self._branch.go_on(decision.keep, plan.new, by_program=decision.by_program)
         else:
-            self._fork(decision, template or self._branches[decision.branch].template)
+            self._fork(decision, self._begin(decision, template))
+        if self._branch is not before:
+            before.ledger.release()
         return plan
 
     def _decide(self, messages: Sequence[Message], template: ChatTemplate | None) -> Decision:
@@ -115,22 +142,14 @@ class Conversation(Transcript):
         if template is not None and template.tokenizer.fingerprint != tokenizer.fingerprint:
             names = f"{template.tokenizer.name}, not {tokenizer.name}"
             raise ConversationError(f"the new template has tokenizer {names}: give it the same tokenizer")
-        branches = self._branches
-        if self._passes_open_turn(messages):
-            branches = [*branches]
-            closed = copy.copy(self._branch)
-            closed.messages = [*closed.messages, self._parse_last()]
-            branches[self._current] = closed
-        return decide(branches, self._current, messages, template)
+        return decide(self._branches, self._current, messages, template)
 
-    def _passes_open_turn(self, messages: Sequence[Message]) -> bool:
-        return self._branch.open_turn and len(messages) > len(self._branch.messages)
-
-    def _fork(self, decision: Decision, template: ChatTemplate) -> None:
+    def _begin(self, decision: Decision, template: ChatTemplate | None) -> Branch:
+        """A new branch as decided, which is not held yet."""
         parent = self._branches[decision.branch]
         plan = decision.plan
         branch = Branch(
-            template,
+            template or parent.template,
             self._control,
             why=plan.why,
             cause=plan.cause,
@@ -138,7 +157,15 @@ class Conversation(Transcript):
             cross_stop=self.cross_stop,
         )
         branch.share(decision.shared, parent)
-        branch.messages = [dict(message) for message in decision.history]
+        shared = len(decision.history) - len(plan.new)
+        branch.go_on(0, [*decision.history[:shared], *map(dict, plan.new)], by_program=False)
+        return branch
+
+    def _fork(self, decision: Decision, branch: Branch) -> None:
+        parent = self._branches[decision.branch]
+        plan = decision.plan
+        if decision.closing is not None:
+            parent.messages.append(decision.closing)
         if len(parent.turns) == parent.inherited and decision.branch == self._current:
             # Nothing was sampled in it, so no sample needs it: the new branch takes its place.
             branch.parent = None if plan.cause == "sub_agent" else parent.parent
@@ -156,6 +183,7 @@ class Conversation(Transcript):
 
         Raises:
             ConversationError: no message waits for an answer.
+            TemplateError: the template refuses the messages, or does not print one of the new ones.
         """
         branch = self._branch
         if not branch.open_turn and branch.prompt is None:
@@ -173,7 +201,8 @@ class Conversation(Transcript):
                 for an aborted turn.
 
         Returns:
-            The assistant message; of an aborted turn what there is so far, which is not in `messages` yet.
+            The assistant message; of an aborted turn what there is so far, which is not in `messages` yet
+            (`waiting` says so): ask again with `prompt_ids()`, do not append it.
 
         Raises:
             RecordError: the answer contradicts the prompt that was sent, the tokenizer, its own finish
@@ -183,14 +212,19 @@ class Conversation(Transcript):
         """
         branch = self._branch
         record = admit(record, branch, self.prompt_ids())
-        given = None if message is None else own_assistant(message, len(branch.messages))
+        index = len(branch.messages)
+        aborted = record.finish_reason == "abort"
+        reply = None if message is None else own_assistant(message, index)
+        if reply is None or aborted:
+            reply = branch.said(record)
+        held = own_assistant(reply, index)  # the harness may change its copy
         if len(record.output_ids):
             new = branch.prompt is not None
             branch.append_sampled(record, self._turns if new else self._turns - 1)
             self._turns += new
-        if record.finish_reason == "abort":
-            return self._parse_last() if branch.open_turn else {"role": "assistant", "content": ""}
-        return self._close(given)
+        if not aborted:
+            branch.messages.append(held)
+        return reply
 
     def close_turn(self, message: Message | None = None) -> Message:
         """End the open turn: its message joins the history. After an abort, the turn counts as cut off.
@@ -201,18 +235,10 @@ class Conversation(Transcript):
         """
         if not self._branch.open_turn:
             raise ConversationError("no turn is open: close_turn() ends a turn that was aborted")
-        return self._close(None if message is None else own_assistant(message, len(self._branch.messages)))
-
-    def _close(self, given: dict[str, Any] | None) -> dict[str, Any]:
-        closing = self._parse_last() if given is None else given
-        self._branch.messages.append(closing)
-        return own_assistant(closing, len(self._branch.messages) - 1)  # the harness may change its copy
-
-    def _parse_last(self) -> dict[str, Any]:
         branch = self._branch
-        turn = branch.turns[-1]
-        end = turn.end if turn.last.stop_id is None else turn.end - 1
-        return branch.template.parse(branch.ledger.slice_ids(turn.start, end).tolist()).message()
+        held = own_assistant(branch.said() if message is None else message, len(branch.messages))
+        branch.messages.append(held)
+        return own_assistant(held, len(branch.messages) - 1)  # the harness may change its copy
 
     def to_bytes(self) -> bytes:
         """A snapshot: every token, message and open turn, byte for byte the same after `from_bytes`."""
@@ -239,3 +265,10 @@ class Conversation(Transcript):
     def restore(self, branches: Sequence[Branch], current: int, turns: int) -> None:
         """Take over restored branches; for `token_tracking.snapshot`."""
         self._branches, self._current, self._turns = list(branches), current, turns
+
+
+def _continuation(decision: Decision) -> tuple[int, list[dict[str, Any]]]:
+    """Messages of the chosen branch that stay when it goes on, and copies of those that follow them."""
+    keep, new = decision.keep or 0, [*map(dict, decision.plan.new)]
+    # The message of a turn that was open counts as kept in the plan; the branch does not hold it yet.
+    return (keep, new) if decision.closing is None else (keep - 1, [decision.closing, *new])

@@ -29,9 +29,11 @@ class LedgerError(TokenTrackingError, ValueError):
 
 RecordCode = Literal[
     "array",
+    "finish_reason",
     "logprob_count",
     "logprob_kind",
     "logprob_value",
+    "sampling",
     "version",
     "vocabulary",
     "counts",

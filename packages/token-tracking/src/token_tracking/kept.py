@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -118,15 +118,23 @@ def fault(kept: KeptSets, chosen: npt.NDArray[np.int32]) -> KeptFault | None:
 
 def _shape_fault(kept: KeptSets, count: int) -> KeptFault | None:
     ids, offsets = kept
-    if ids.dtype != np.int32 or ids.ndim != 1:
-        return KeptFault("kept_set", f"kept_ids must be a flat int32 array, got {ids.dtype} {ids.shape}")
-    if offsets.dtype != np.int64 or offsets.shape != (count + 1,):
-        why = f"kept_offsets must be int64 of length {count + 1}, got {offsets.dtype} {offsets.shape}"
+    if (found := _other_form(ids, np.int32)) is not None or ids.ndim != 1:
+        return KeptFault("kept_set", f"kept_ids must be a flat int32 array, got {found or ids.shape}")
+    if (found := _other_form(offsets, np.int64)) is not None or offsets.shape != (count + 1,):
+        why = f"kept_offsets must be int64 of length {count + 1}, got {found or offsets.shape}"
         return KeptFault("kept_offsets", why)
     if int(offsets[0]) != 0 or int(offsets[-1]) != len(ids) or bool((offsets[1:] < offsets[:-1]).any()):
         why = f"kept_offsets must rise from 0 to {len(ids)}, the number of kept_ids"
         return KeptFault("kept_offsets", why)
     return None
+
+
+def _other_form(value: object, dtype: type[np.generic]) -> str | None:
+    """What a value is, if it is no array of `dtype`; None: it is one."""
+    if not isinstance(value, np.ndarray):
+        return f"a {type(value).__name__}"
+    array = cast("npt.NDArray[Any]", value)
+    return None if array.dtype == dtype else f"{array.dtype} {array.shape}"
 
 
 def _set_fault(kept: KeptSets, chosen: npt.NDArray[np.int32]) -> KeptFault | None:

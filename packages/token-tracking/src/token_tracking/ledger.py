@@ -1,4 +1,4 @@
-"""`TokenLedger`: the per-token record of one token sequence, append-only."""
+"""`TokenLedger`: the per-token record of one token sequence; what is written does not change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from token_tracking import kept as kept_sets
 from token_tracking.arrays import Ids, Logprobs, token_ids, token_logprobs
 from token_tracking.errors import LedgerError
 from token_tracking.kept import KeptSets
-from token_tracking.sample import NOT_SAMPLED, is_version
+from token_tracking.ledger_block import CHANNELS, TokenBlock
+from token_tracking.sample import is_version
 
 
 class TokenSource(IntEnum):
@@ -27,80 +28,25 @@ class TokenSource(IntEnum):
     """Written by us to close a turn that was cut off."""
 
 
-_CHANNELS: tuple[tuple[str, type[np.generic]], ...] = (
-    ("ids", np.int32),
-    ("mask", np.uint8),
-    ("logprobs", np.float32),
-    ("versions", np.int32),
-    ("sources", np.uint8),
-)
-_PROMPT: dict[str, float] = {"mask": 0, "logprobs": np.nan, "versions": NOT_SAMPLED, "sources": 0}
-"""What a prompt token has in the channels beside its id; memory is prepared with it."""
-BYTES_PER_TOKEN = sum(np.dtype(dtype).itemsize for _, dtype in _CHANNELS)
-
-
-class _Block:
-    """Equally long growing arrays, written by one ledger, read by its forks."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _CHANNELS}
-        self.joined: npt.NDArray[np.int32] | None = None
-        """Ids of the shared part and, behind them in the same memory, `arrays["ids"]`. None: not joined."""
-        self.kept: list[tuple[int, KeptSets]] = []
-
-    def join(self, shared: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Put the ids of the shared part in front, so that all ids are one view from now on."""
-        own = self.arrays["ids"]
-        self.joined = joined = np.concatenate([shared, own])
-        self.arrays["ids"] = joined[len(shared) :]
-        return joined
-
-    def append(self, columns: Mapping[str, npt.NDArray[Any] | float], count: int) -> None:
-        end = self.length + count
-        if end > len(self.arrays["ids"]):
-            self._grow(end)
-        for name, column in columns.items():
-            self.arrays[name][self.length : end] = column
-        self.length = end
-
-    def append_prompt(self, ids: npt.NDArray[np.int32]) -> None:
-        """As `append`, of ids alone: memory beyond `length` holds prompt tokens' values already."""
-        end = self.length + len(ids)
-        if end > len(self.arrays["ids"]):
-            self._grow(end)
-        self.arrays["ids"][self.length : end] = ids
-        self.length = end
-
-    def _grow(self, end: int) -> None:
-        capacity = len(self.arrays["ids"])
-        # An eighth of slack: appends stay amortised O(1) and 14 bytes a token stay under 16.
-        size = max(end, capacity + (capacity >> 3), 256)
-        grown = {name: np.empty(size, dtype) for name, dtype in _CHANNELS}
-        for name, array in self.arrays.items():
-            grown[name][: self.length] = array[: self.length]
-            grown[name][self.length :] = _PROMPT.get(name, 0)
-        shared = None if self.joined is None else self.joined[: len(self.joined) - capacity]
-        self.arrays = grown
-        if shared is not None:
-            self.join(shared)
+BYTES_PER_TOKEN = sum(np.dtype(dtype).itemsize for _, dtype in CHANNELS)
 
 
 class TokenLedger:
     """Ids, loss mask, log-probabilities, weight versions and sources of one token sequence.
 
     Every append writes all channels or, when it is refused, none: they always have one length. Nothing that
-    was written changes. `fork` shares what is there and costs O(1). Views are read-only; those of a ledger
-    that was not forked off another are zero-copy; of a fork, `ids` are too, the others join its shared part
-    and its own.
+    was written changes; `cut_back` takes it away from the end. `fork` shares what is there and costs O(1).
+    Views are read-only; those of a ledger that was not forked off another are zero-copy; of a fork, `ids` are
+    too, the others join its shared part and its own.
     """
 
-    __slots__ = ("_base", "_base_length", "_block")
+    __slots__ = ("_base", "_base_length", "_block", "_forked")
 
     def __init__(self) -> None:
         self._base: TokenLedger | None = None
         self._base_length = 0
-        self._block = _Block()
+        self._block = TokenBlock()
+        self._forked = 0  # tokens that the longest fork shares
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -213,7 +159,7 @@ class TokenLedger:
 
     def channels(self) -> dict[str, npt.NDArray[Any]]:
         """All channels by name (`ids`, `mask`, `logprobs`, `versions`, `sources`), each `[n]`."""
-        return {name: self._view(name, 0, len(self)) for name, _ in _CHANNELS}
+        return {name: self._view(name, 0, len(self)) for name, _ in CHANNELS}
 
     def kept_sets(self, end: int | None = None) -> KeptSets | None:
         """The kept sets of the first `end` tokens (None: all); None: none was recorded among them.
@@ -239,9 +185,9 @@ class TokenLedger:
             LedgerError: a channel is missing, or lengths or dtypes differ. Nothing was appended.
         """
         count = len(columns["ids"]) if "ids" in columns else 0
-        if set(columns) != {name for name, _ in _CHANNELS} or any(len(c) != count for c in columns.values()):
+        if set(columns) != {name for name, _ in CHANNELS} or any(len(c) != count for c in columns.values()):
             raise LedgerError("need all five channels, equally long")
-        if any(columns[name].ndim != 1 or columns[name].dtype != dtype for name, dtype in _CHANNELS):
+        if any(columns[name].ndim != 1 or columns[name].dtype != dtype for name, dtype in CHANNELS):
             raise LedgerError("need flat channels of the dtypes that channels() gives")
         if kept is not None:
             sampled = np.diff(kept.offsets) > 0
@@ -259,9 +205,9 @@ class TokenLedger:
             (min(end, mine[block]) for block, end in other._spans().items() if block in mine), default=0
         )
 
-    def _spans(self) -> dict[_Block, int]:
+    def _spans(self) -> dict[TokenBlock, int]:
         """Each block that holds tokens of this ledger, and the end of what it holds."""
-        spans: dict[_Block, int] = {}
+        spans: dict[TokenBlock, int] = {}
         ledger: TokenLedger | None = self
         end = len(self)
         while ledger is not None:
@@ -300,7 +246,28 @@ class TokenLedger:
             base = base._base
         child = TokenLedger()
         child._base, child._base_length = base, length
+        base._forked = max(base._forked, length)
         return child
+
+    def cut_back(self, length: int) -> TokenLedger:
+        """The ledger of the first `length` tokens alone, for others to follow them; O(n).
+
+        It is this one, cut, unless a fork shares more of it: then it is a fork. Views that were handed out
+        keep what they show.
+
+        Raises:
+            LedgerError: `length` lies outside the ledger.
+        """
+        if length == len(self):
+            return self
+        if not max(self._forked, self._base_length) <= length <= len(self):
+            return self.fork(length)
+        self._block.cut(length - self._base_length)
+        return self
+
+    def release(self) -> None:
+        """Give back what `ids` of a fork has copied; it copies again when it is asked again."""
+        self._block.release()
 
     def _view(self, channel: str, start: int, end: int) -> npt.NDArray[Any]:
         if not 0 <= start <= end <= len(self):

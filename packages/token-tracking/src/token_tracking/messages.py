@@ -6,9 +6,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from token_tracking.errors import ConversationError, TemplateError, UnsupportedContentError
+from token_tracking.scalars import plain_bool, plain_text
 
 Message = Mapping[str, Any]
+
+_PRINTED_BITS = 2000
+"""Bits of numbers that Python prints under every setting; beyond, `sys.set_int_max_str_digits` decides."""
 
 
 def check(messages: Sequence[Message], first: int = 0) -> None:
@@ -61,19 +67,21 @@ def own(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
         TemplateError: a message is not JSON-like, its text has no UTF-8 form, or its shape is wrong.
         UnsupportedContentError: a content part is not text.
     """
-    held: list[dict[str, Any]] = []
-    for index, message in enumerate(messages, first):
-        # The first question is the cheap one: this runs on every turn.
-        if type(cast("Any", message)) is not dict and not isinstance(cast("Any", message), Mapping):
-            raise TemplateError(f"message {index} must be a mapping, got {type(message).__name__}")
-        try:
-            held.append(_owned_message(message))
-        except _NotJSONError as error:
-            raise TemplateError(f"message {index} ({message.get('role')}): {error}") from error
-        except RecursionError as error:
-            raise TemplateError(f"message {index} ({message.get('role')}) is nested too deeply") from error
+    held = [_owned_message(message, index) for index, message in enumerate(messages, first)]
     check(held, first)
     return held
+
+
+def _owned_message(message: Message, index: int) -> dict[str, Any]:
+    # The first question is the cheap one: this runs on every turn.
+    if type(cast("Any", message)) is not dict and not isinstance(cast("Any", message), Mapping):
+        raise TemplateError(f"message {index} must be a mapping, got a {type(message).__name__}")
+    try:
+        return _owned_fields(message)
+    except _NotJSONError as error:
+        raise TemplateError(f"message {index} ({message.get('role')!s:.40}): {error}") from error
+    except RecursionError as error:
+        raise TemplateError(f"message {index} ({message.get('role')!s:.40}) is nested too deeply") from error
 
 
 def own_assistant(message: Message, index: int) -> dict[str, Any]:
@@ -88,19 +96,19 @@ def own_assistant(message: Message, index: int) -> dict[str, Any]:
     return held
 
 
-def _owned_message(message: Message) -> dict[str, Any]:
+def _owned_fields(fields: Mapping[Any, Any]) -> dict[str, Any]:
     """As `_owned`; most fields of most messages are ASCII text, which cannot change and has a UTF-8 form."""
     return {
         key if type(key) is str and key.isascii() else _owned_key(key): value
         if type(value) is str and value.isascii()
         else _owned(value)
-        for key, value in message.items()
+        for key, value in fields.items()
     }
 
 
 def _owned_key(key: Any) -> str:
     if not isinstance(key, str):
-        raise _NotJSONError(f"the key {key!r} is not a string")
+        raise _NotJSONError(f"the key {key!r:.80} is not a string")
     return _owned(key)
 
 
@@ -109,27 +117,56 @@ class _NotJSONError(Exception):
 
 
 def _owned(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise _NotJSONError(
-                f"U+{ord(value[error.start]):04X} at {error.start} of {value[:40]!r} is a lone surrogate, "
-                'which no tokenizer takes; decode bytes with errors="replace"'
-            ) from error
+    """A copy made of exact types: a template prints an enum member or a `Markup` otherwise than its text."""
+    kind = cast("type[object]", type(value))
+    if kind is str:
+        return value if value.isascii() else _encodable_or_refused(value)
+    if value is None or kind is bool or kind is float:
         return value
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, Mapping):
-        mapping = cast("Mapping[Any, Any]", value)
-        if wrong := [key for key in mapping if not isinstance(key, str)]:
-            raise _NotJSONError(f"the key {wrong[0]!r} is not a string")
-        return {_owned(key): _owned(item) for key, item in mapping.items()}
+    if kind is int:
+        return _printable(value)
+    if kind is dict or isinstance(value, Mapping):
+        return _owned_fields(cast("Mapping[Any, Any]", value))
     if isinstance(value, (list, tuple)):
         return [_owned(item) for item in cast("Sequence[Any]", value)]
+    return _exact(value)
+
+
+def _exact(value: Any) -> str | bool | int | float:
+    """The plain value of a scalar that is none itself."""
+    if (text := plain_text(value)) is not None:
+        return _owned(text)
+    if (truth := plain_bool(value)) is not None:
+        return truth
+    if isinstance(value, int):
+        return _printable(int.__int__(value))
+    if isinstance(value, np.integer):
+        return int(cast("int", value))
+    if isinstance(value, (float, np.floating)):
+        return float(cast("float", value))
     raise _NotJSONError(
         f"holds a {type(value).__name__}; pass plain values (for example the object's model_dump())"
     )
+
+
+def _encodable_or_refused(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _NotJSONError(
+            f"U+{ord(text[error.start]):04X} at {error.start} of {text[:40]!r} is a lone surrogate, "
+            'which no tokenizer takes; decode bytes with errors="replace"'
+        ) from error
+    return text
+
+
+def _printable(number: int) -> int:
+    if number.bit_length() > _PRINTED_BITS:
+        try:
+            str(number)
+        except ValueError as error:
+            raise _NotJSONError(f"holds a number of {number.bit_length()} bits: {error}") from error
+    return number
 
 
 def texts(message: Message) -> list[str]:
@@ -202,6 +239,14 @@ def with_string_content(message: Message, index: int) -> Message:
     return {**message, "content": "".join(parts)}
 
 
+def with_parts(message: Message) -> Message:
+    """`message` with its text as a list of one text part."""
+    content = message.get("content")
+    return (
+        {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    )
+
+
 def with_arguments(message: Message, form: str, *, fallback: Callable[[str], None] | None = None) -> Message:
     """`message` with the arguments of its tool calls as JSON text (`"text"`) or as an object (`"object"`).
 
@@ -248,33 +293,3 @@ def _object(text: str) -> dict[str, Any] | None:
 
 def _encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def same(left: Message, right: Message) -> bool:
-    """Whether two messages say the same.
-
-    A field that is absent, None, an empty string or an empty list is one and the same; tool-call arguments
-    are compared as JSON values, so that a harness may hand back an object where the model wrote text.
-    """
-    return left == right or _canonical(left) == _canonical(right)
-
-
-def _canonical(message: Message) -> dict[str, Any]:
-    fields = {key: value for key, value in message.items() if value not in (None, "", [], ())}
-    if "tool_calls" in fields:
-        fields["tool_calls"] = with_arguments(message, "object")["tool_calls"]
-    return fields
-
-
-def common_prefix(left: Sequence[Message], right: Sequence[Message]) -> int:
-    """How many messages at the start of both lists are the same."""
-    shared = min(len(left), len(right))
-    # The usual case, an unchanged history, is one comparison of lists (50 ns a message); dictionaries can be
-    # changed in place, so that identity proves nothing.
-    held = left if len(left) == shared else left[:shared]
-    if isinstance(right, list) and held == right[:shared]:
-        return shared
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if not same(a, b):
-            return index
-    return shared

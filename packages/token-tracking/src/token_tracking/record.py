@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from token_tracking.answers import claims, engine_text
 from token_tracking.answers.experts import DeferredRows, Rows, check_rows, head
+from token_tracking.answers.fields import inexact, repair_names
 from token_tracking.answers.prompt_claim import check_read
 from token_tracking.answers.stops import Decode, stop_end
 from token_tracking.errors import RecordError
@@ -48,7 +49,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logprob_kind: LogprobKind = "none"
     """Which distribution `logprobs` belong to; `none` exactly when there are none."""
     temperature: float | None = None
-    """Sampling parameters; None: not known."""
+    """Sampling parameters as they were sent; None: not known, and `Sample.require_logprobs` then refuses the
+    turn: an engine may truncate by the model's own defaults."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -75,6 +77,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Repairs that were applied, by name; the conversation counts them."""
 
     def __post_init__(self) -> None:
+        for name, value in inexact(self):
+            msgspec.structs.force_setattr(self, name, value)
         claims.check_flat("prompt_ids", self.prompt_ids, np.int32)
         claims.check_flat("output_ids", self.output_ids, np.int32)
         # The prompt is compared with the one that was sent; to read it here would cost more each turn.
@@ -84,6 +88,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 f"weight version {self.weight_version!r}: need an int in 0..2**31-1, or -2", code="version"
             )
         claims.check_logprobs(self.logprobs, self.logprob_kind, self.output_ids)
+        claims.check_sampling(self.temperature, self.top_p, self.top_k, self.min_p)
         claims.check_stop_fields(self.finish_reason, self.stop_id, self.stop_string, self.output_ids)
         claims.check_count("prompt_tokens", self.prompt_tokens, len(self.prompt_ids))
         if self.completion_tokens is not None:
@@ -106,7 +111,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             RecordError: another field is wrong.
         """
         change: dict[str, Any] = {"logprobs": None, "logprob_kind": "none"}
-        change["repairs"] = (*fields.get("repairs", ()), "logprobs_left_out")
+        change["repairs"] = (*repair_names(fields.get("repairs", ())), "logprobs_left_out")
         return cls(**(fields | change))
 
     @property
@@ -241,7 +246,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The record without the ids after its first stop; unchanged if there are none, or no stop is found.
 
         What is cut was sampled after the turn had ended, so it was not seen by the agent and has no part in
-        the turn. Counted as `cut_at_stop`.
+        the turn. `text` and `completion_tokens`, which may count it, are not compared any more. Counted as
+        `cut_at_stop`.
 
         Args:
             stop_ids: the stop tokens.
@@ -256,7 +262,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if rows is not None:
             seen = len(self.prompt_ids) + end
             change["routed_experts"] = head(rows, max(seen - 1 - self.routed_start, 0))
-        return self._part(0, end, "cut_at_stop", {**change, "completion_tokens": None})
+        return self._part(0, end, "cut_at_stop", {**change, "completion_tokens": None, "text": None})
 
     def as_cut_off(self) -> GenerationRecord:
         """The record of a turn that claims a stop which its ids do not hold, as one that was cut off.

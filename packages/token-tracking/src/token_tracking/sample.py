@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -14,6 +14,15 @@ import numpy.typing as npt
 
 from token_tracking.errors import MissingLogprobsError, SampleError
 from token_tracking.kept import KeptSets, truncated
+from token_tracking.sample_fields import (
+    NUMBER_OR_NONE,
+    TEXT,
+    TRUTH,
+    WHOLE,
+    WHOLE_OR_NONE,
+    hold_exact,
+    one_of,
+)
 
 Scalar = str | int | float | bool | None
 Status = Literal["completed", "truncated", "aborted", "failed"]
@@ -36,6 +45,21 @@ def is_version(value: object) -> bool:
 
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}\Z")
+_TURN_FIELDS = {
+    **dict.fromkeys(("start", "end"), WHOLE),
+    "finish_reason": one_of(get_args(FinishReason)),
+    "logprob_kind": one_of(get_args(LogprobKind)),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "reward"), NUMBER_OR_NONE),
+    "top_k": WHOLE_OR_NONE,
+}
+_SAMPLE_FIELDS = {
+    **dict.fromkeys(("rollout_id", "group_id", "task_id", "policy_run"), TEXT),
+    **dict.fromkeys(("attempt", "part", "parts", "prompt_length"), WHOLE),
+    **dict.fromkeys(("in_loss", "in_baseline"), TRUTH),
+    "reward": NUMBER_OR_NONE,
+    "status": one_of(get_args(Status)),
+    "source": one_of(get_args(Source)),
+}
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +82,15 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     reward: float | None = None
     """Reward of this turn alone. None: no turn reward was given."""
+
+    def __post_init__(self) -> None:
+        hold_exact(self, _TURN_FIELDS)
+
+    @property
+    def unsaid(self) -> tuple[str, ...]:
+        """Parameters that could truncate, and are not known."""
+        values = (("top_p", self.top_p), ("top_k", self.top_k), ("min_p", self.min_p))
+        return tuple(name for name, value in values if value is None)
 
     @property
     def truncated(self) -> bool:
@@ -120,9 +153,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The user's own values; carried, never read."""
 
     def __post_init__(self) -> None:
+        hold_exact(self, _SAMPLE_FIELDS)
         _check_identity(self)
-        _check_arrays(self)
-        _check_turns(self)
+        sampled = _check_arrays(self)
+        _check_turns(self, sampled)
         for name in _ARRAYS:
             _hold_read_only(self, name)
 
@@ -146,8 +180,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Call it before a ratio (PPO, GRPO, importance weights) is computed.
 
         Raises:
-            MissingLogprobsError: the sample is replayed, a trained token's log-probability is NaN, or a
-                trained token was chosen from a truncated vocabulary that the sample does not carry: whatever
+            MissingLogprobsError: the sample is replayed, a trained token's log-probability is NaN, a turn
+                does not say how it was sampled (an engine's default may truncate unasked), or a trained token
+                was chosen from a truncated vocabulary that the sample does not carry: whatever
                 its log-probability says, its id was drawn from another distribution (trl#6789). With kept
                 sets, `kept.logprobs` gives the trainer's number over them; log-probabilities that the engine
                 did not normalise over them (`raw`) are to be computed again in the same way, with the weights
@@ -165,23 +200,31 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 "log-probability; ask the engine for logprobs, or use the sample for supervised training only"
             )
         for index, turn in enumerate(self.turns):
-            if turn.truncated:
+            if turn.truncated or turn.unsaid:
                 self._require_kept_sets(index, turn)
 
     def _require_kept_sets(self, index: int, turn: Turn) -> None:
         trained = self.loss_mask[turn.start : turn.end] == 1
         if self.kept_offsets is not None:
             trained = trained & (np.diff(self.kept_offsets[turn.start : turn.end + 1]) == 0)
-        if bool(np.any(trained)):
+        if not bool(np.any(trained)):
+            return
+        if not turn.truncated:
             raise MissingLogprobsError(
-                f"rollout {self.rollout_id}, turn {index}: sampled with top_p={turn.top_p}, "
-                f"top_k={turn.top_k}, min_p={turn.min_p}, and {int(np.count_nonzero(trained))} of its "
-                "trained tokens come without the ids that were kept. They were drawn from the kept ids "
-                f"alone, {_OFF[turn.logprob_kind]}: a ratio would be off by the kept mass (trl#6789). Sample "
-                "with top_p=1, top_k=-1, min_p=0; or ask the engine for its sampling mask (SGLang "
-                "return_sampling_mask, vLLM sampling_mask) and record it as kept_ids and kept_offsets; or "
-                "use the sample for supervised training only"
+                f"rollout {self.rollout_id}, turn {index}: it is not known whether sampling was truncated "
+                f"({', '.join(turn.unsaid)} not recorded; an engine may take them from the model's "
+                "generation config). Send them with every request, and record what was sent: top_p=1, "
+                "top_k=-1, min_p=0 keep the whole vocabulary"
             )
+        raise MissingLogprobsError(
+            f"rollout {self.rollout_id}, turn {index}: sampled with top_p={turn.top_p}, "
+            f"top_k={turn.top_k}, min_p={turn.min_p}, and {int(np.count_nonzero(trained))} of its "
+            "trained tokens come without the ids that were kept. They were drawn from the kept ids "
+            f"alone, {_OFF[turn.logprob_kind]}: a ratio would be off by the kept mass (trl#6789). Sample "
+            "with top_p=1, top_k=-1, min_p=0; or ask the engine for its sampling mask (SGLang "
+            "return_sampling_mask, vLLM sampling_mask) and record it as kept_ids and kept_offsets; or "
+            "use the sample for supervised training only"
+        )
 
     @property
     def kept(self) -> KeptSets | None:
@@ -202,7 +245,7 @@ _ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "kept_ids", "kept_o
 def _hold_read_only(sample: Sample, name: str) -> None:
     # A view: the caller's own array stays writable for the caller, and the sample cannot be written through.
     array: npt.NDArray[Any] | None = getattr(sample, name)
-    if array is not None:
+    if array is not None and array.flags.writeable:
         view = array.view()
         view.flags.writeable = False
         msgspec.structs.force_setattr(sample, name, view)
@@ -220,7 +263,8 @@ def _check_identity(s: Sample) -> None:
         raise SampleError(f"reward must be finite or None (not graded), got {s.reward}")
 
 
-def _check_arrays(s: Sample) -> None:
+def _check_arrays(s: Sample) -> npt.NDArray[np.bool_]:
+    """Returns which tokens have a weight version."""
     for name in _ARRAYS:
         array: Any = getattr(s, name)
         if not isinstance(array, np.ndarray) and (array is not None or name in _ARRAYS[:4]):
@@ -240,11 +284,13 @@ def _check_arrays(s: Sample) -> None:
             raise SampleError(f"{name} has {len(array)} entries for {n} tokens")
     if n and int(s.token_ids.min()) < 0:
         raise SampleError("token_ids must not be negative")
-    if n and int(s.loss_mask.max()) > 1:
-        raise SampleError("loss_mask must hold only 0 and 1")
     if n and int(s.versions.min()) < UNKNOWN_VERSION:
         raise SampleError("versions must be >= -2 (-1: not sampled, -2: unknown)")
-    if np.count_nonzero(s.loss_mask.view(np.bool_) > (s.versions != NOT_SAMPLED)):
+    # One pass for two rules: every value of the mask is at most 1, and 0 where nothing was sampled.
+    sampled = s.versions != NOT_SAMPLED
+    if np.count_nonzero(s.loss_mask > sampled.view(np.uint8)):
+        if int(s.loss_mask.max()) > 1:
+            raise SampleError("loss_mask must hold only 0 and 1")
         raise SampleError(
             "a token with loss mask 1 has weight version -1 (not sampled): only sampled tokens are trained"
         )
@@ -252,6 +298,7 @@ def _check_arrays(s: Sample) -> None:
     if n and (np.fmax.reduce(s.logprobs) > 0 or np.fmin.reduce(s.logprobs) == -np.inf):
         raise SampleError("logprobs must be finite and <= 0, or NaN where none was recorded")
     _check_channels(s, n)
+    return sampled
 
 
 def _check_channels(s: Sample, n: int) -> None:
@@ -271,7 +318,7 @@ def _check_channels(s: Sample, n: int) -> None:
         )
 
 
-def _check_turns(s: Sample) -> None:
+def _check_turns(s: Sample, sampled: npt.NDArray[np.bool_]) -> None:
     at = s.prompt_length
     n = len(s.token_ids)
     if not 0 <= at <= n:
@@ -290,5 +337,5 @@ def _check_turns(s: Sample) -> None:
         raise SampleError(
             f"prompt_length is {s.prompt_length}, but the first sampled token is {s.turns[0].start}"
         )
-    if np.count_nonzero(covered != (s.versions != NOT_SAMPLED)):
+    if covered.tobytes() != sampled.tobytes():
         raise SampleError("a token is sampled (weight version other than -1) exactly where a turn covers it")

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from token_tracking.answers.experts import DTYPES, ExpertPiece, ExpertRows, Rows
+from token_tracking.answers.expert_images import ExpertImage, ExpertTable, held_rows
 from token_tracking.control import ControlPolicy
 from token_tracking.errors import SnapshotError, TokenTrackingError
 from token_tracking.history.causes import Cause, CrossStop
+from token_tracking.history.identity import TemplateIdentity, other_template, other_tokenizer
 from token_tracking.kept import KeptSets
 from token_tracking.ledger import TokenLedger
 from token_tracking.messages import own
@@ -49,15 +50,6 @@ class LedgerImage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """int32. None: no kept sets."""
     kept_counts: bytes | None = None
     """int32, ids in each token's set."""
-
-
-class ExpertImage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The routed experts of one answer, little-endian."""
-
-    start: int
-    shape: tuple[int, int, int]
-    dtype: str
-    data: bytes
 
 
 class BranchImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +82,8 @@ class ConversationImage(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
     branches: list[BranchImage]
     experts: list[ExpertImage] = []
+    templates: dict[str, TemplateIdentity] = {}
+    """By fingerprint. Snapshots of earlier builds have none."""
 
 
 def ledger_image(ledger: TokenLedger, start: int = 0) -> LedgerImage:
@@ -202,6 +196,7 @@ def dump(conversation: Conversation) -> bytes:
         turns=conversation.turns,
         branches=images,
         experts=experts.images,
+        templates={b.template.fingerprint: TemplateIdentity.of(b.template) for b in branches},
     )
     return pack(KIND_CONVERSATION, image)
 
@@ -223,52 +218,6 @@ def _check_branch(branch: Branch, index: int) -> None:
         raise SnapshotError(f"branch {index} shares {branch.inherited} of {len(branch.turns)} turns")
 
 
-class ExpertTable:
-    """Each answer's routed experts once, however many branches hold them."""
-
-    def __init__(self) -> None:
-        self.images: list[ExpertImage] = []
-        self._known: dict[int, int] = {}
-
-    def add(self, piece: ExpertPiece) -> tuple[int, int]:
-        """Index of a piece's image and the rows that are held of it."""
-        key = id(piece.rows)
-        if key not in self._known:
-            rows = piece.read()
-            self._known[key] = len(self.images)
-            data = rows.astype(rows.dtype.newbyteorder("<"), copy=False).tobytes()
-            layers, top_k = rows.shape[1:]
-            shape = (len(rows), layers, top_k)
-            self.images.append(ExpertImage(start=piece.start, shape=shape, dtype=rows.dtype.name, data=data))
-        return self._known[key], piece.length
-
-
-def _expert_rows(image: ExpertImage) -> Rows:
-    if image.dtype not in DTYPES:
-        raise SnapshotError(f"routed experts of dtype {image.dtype!r}; need {', '.join(DTYPES)}")
-    dtype = np.dtype(image.dtype)
-    try:
-        values = np.frombuffer(image.data, dtype.newbyteorder("<")).astype(dtype, copy=False)
-        return values.reshape(image.shape)
-    except ValueError as error:
-        raise SnapshotError(f"routed experts do not fit their shape {image.shape}: {error}") from error
-
-
-def _experts(
-    images: Sequence[ExpertImage], rows: Sequence[Rows], held: Sequence[tuple[int, int]], tokens: int
-) -> ExpertRows:
-    """The rows of one branch, checked to lie among its tokens."""
-    pieces: list[ExpertPiece] = []
-    for index, length in held:
-        known = 0 <= index < len(rows)
-        start = images[index].start if known else -1
-        after = pieces[-1].start if pieces else -1
-        if not (start > after and 0 <= length <= len(rows[index]) and start + length <= tokens):
-            raise SnapshotError(f"{length} rows of routed experts {index} do not fit {tokens} tokens")
-        pieces.append(ExpertPiece(start, rows[index], length))
-    return ExpertRows(pieces)
-
-
 def _shared(earlier: Sequence[Any], ledger: TokenLedger) -> tuple[int | None, int]:
     """The earlier branch that shares most with `ledger`, and how many tokens."""
     shares = [branch.ledger.shared_length(ledger) for branch in earlier]
@@ -279,7 +228,8 @@ def _shared(earlier: Sequence[Any], ledger: TokenLedger) -> tuple[int | None, in
 def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
     """See `Conversation.from_bytes`."""
     from token_tracking.conversation import Conversation
-    from token_tracking.history.branch import Branch, HeldTurn, Prompt
+    from token_tracking.history.branch import Branch
+    from token_tracking.history.turn import HeldTurn, Prompt
 
     image = unpack(KIND_CONVERSATION, data, ConversationImage)
     try:
@@ -291,20 +241,16 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
         raise SnapshotError(f"the snapshot's turns or messages do not decode: {error}") from error
     known = {template.fingerprint: template.at(now) for template in templates}
     branches: list[Branch] = []
-    pieces = [_expert_rows(expert) for expert in image.experts]
+    pieces = [expert.rows() for expert in image.experts]
     conversation: Conversation | None = None
     for index, part in enumerate(image.branches):
         template = known.get(part.template)
         if template is None:
             raise SnapshotError(
-                f"the snapshot was made with template {part.template:.12}, given: "
-                f"{', '.join(f'{name:.12}' for name in known)} (source, tools and variables must be the same)"
+                other_template(part.template, image.templates.get(part.template), image.tokenizer, templates)
             )
         if template.tokenizer.fingerprint != image.tokenizer:
-            raise SnapshotError(
-                f"the snapshot was made with tokenizer {image.tokenizer:.12}, the template has "
-                f"{template.tokenizer.fingerprint:.12} ({template.tokenizer.name})"
-            )
+            raise SnapshotError(other_tokenizer(image.tokenizer, template))
         conversation = conversation or Conversation(
             template, control_tokens=image.policy, cross_stop=image.cross_stop
         )
@@ -325,7 +271,7 @@ def load(data: bytes, templates: Sequence[ChatTemplate]) -> Conversation:
         base = None if part.ledger_base is None else branches[part.ledger_base].ledger
         branch.ledger = ledger_from_image(part.ledger, base)
         _check_branch(branch, index)
-        branch.experts = _experts(image.experts, pieces, part.experts, len(branch.ledger))
+        branch.experts = held_rows(image.experts, pieces, part.experts, len(branch.ledger))
         branches.append(branch)
     if conversation is None or not 0 <= image.current < len(branches):
         raise SnapshotError("the snapshot holds no current branch")

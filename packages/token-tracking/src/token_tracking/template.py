@@ -7,19 +7,21 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from token_tracking.compiler.beginning import holds_after
+from token_tracking.compiler.closings import learn_closings
 from token_tracking.compiler.delta import MARKER, Delta, DeltaProgram, Refusal, marked_turn
-from token_tracking.compiler.joints import GENERATE, STARTS
-from token_tracking.compiler.probe import Prober, examine
+from token_tracking.compiler.probe import examine
+from token_tracking.compiler.probe_contents import ROLES, learn, refusal, unprinted
 from token_tracking.compiler.proof import compile_program
 from token_tracking.compiler.rendering import JinjaTemplate
 from token_tracking.control import ControlPolicy, ControlTokens
 from token_tracking.errors import TemplateError
 from token_tracking.media import MediaIds
-from token_tracking.messages import Message, check, with_arguments, with_string_content
+from token_tracking.messages import Message, check, texts, with_arguments, with_parts, with_string_content
 from token_tracking.parsing.parse import CompletionParser, ParsedCompletion
 from token_tracking.parsing.parser_choice import ParserChoice, choose
 from token_tracking.tokenizer import Tokenizer
@@ -50,6 +52,8 @@ class ChatTemplate:
         self.tools = tools
         self.variables = dict(variables)
         self.now = now
+        self.unproven_beginnings = 0
+        """Histories so far after which the program is not taken at its word: their renders are compared."""
         self.unreadable_arguments = 0
         """Tool calls rendered so far whose arguments were no JSON object where the template wants one."""
         self._jinja = jinja
@@ -58,10 +62,14 @@ class ChatTemplate:
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         self.facts, prober = examine(self._probe_render, tokenizer, _names(tools))
         proof = ControlTokens(tokenizer, "escape" if tokenizer.splits_at_specials else "keep")
+        self._proof_control = proof
         program = _no_strip(tokenizer) or compile_program(self.facts, prober, proof, jinja.constants)
         self.program: DeltaProgram | None = program if isinstance(program, DeltaProgram) else None
         self.refusal: str | None = program.why if isinstance(program, Refusal) else None
-        self.stop_ids = self._stop_ids(prober)
+        eos = self.variables.get("eos_token")
+        self.closings = learn_closings(
+            self.facts, prober, self.program, tokenizer, eos if isinstance(eos, str) else None
+        )
         self.media = MediaIds(tokenizer)
         markers = self.facts.markers
         self._asked_parser = parser
@@ -73,6 +81,8 @@ class ChatTemplate:
             tools=tools or (),
             prompt=prober.text(prober.start(), generate=True) or "",
         )
+        self._prober = prober
+        self._roles = dict.fromkeys(ROLES, True) | dict.fromkeys(self.facts.drops, False)
         self._print_parser = CompletionParser(
             tokenizer, msgspec.structs.replace(markers, prefilled=False), frozenset(), tools or ()
         )
@@ -163,7 +173,7 @@ class ChatTemplate:
 
     def parse(self, ids: Sequence[int]) -> ParsedCompletion:
         """Take a completion apart (see `compile`: `parser`). Never raises on what a model wrote."""
-        return self.parser.parser.parse(ids)
+        return self.parser.parser.parse(self.closings.without(ids))
 
     def parse_printed(self, text: str) -> ParsedCompletion:
         """Take apart an assistant turn as the template printed it, prefilled markers included."""
@@ -180,6 +190,24 @@ class ChatTemplate:
         if self.program is None or not self.program.covers(assistant, new):
             return None
         return self.program.run(assistant, new, control), "program"
+
+    def proven_after(self, history: Sequence[Message]) -> bool:
+        """Whether the program's proof holds for a conversation that begins so; it renders a few."""
+        if self.program is None:
+            return False
+        shown = [self._content(message, index) for index, message in enumerate(history)]
+        if holds_after(shown, self.program, self.facts, self._prober, self._proof_control):
+            return True
+        if not self.unproven_beginnings:
+            roles = ", ".join(message["role"] for message in history[:4])
+            log.warning(
+                "chat template %.12s: its program is not proven after a history that begins with %s: "
+                "full renders are compared until it has another question",
+                self._jinja.fingerprint,
+                roles,
+            )
+        self.unproven_beginnings += 1
+        return False
 
     def delta(
         self, history: Sequence[Message], new: Sequence[Message], control: ControlTokens
@@ -218,108 +246,71 @@ class ChatTemplate:
 
     def describe(self) -> dict[str, Any]:
         """What was learnt, as JSON-safe values."""
-        facts, program = self.facts, self.program
-        decode = self.tokenizer.decode
-        markers = facts.markers
-        return {
-            "fingerprint": self.fingerprint,
-            "tokenizer": self.tokenizer.name,
-            "tokenizer_backend": self.tokenizer.backend,
-            "tokenizer_backend_because": self.tokenizer.backend_reason,
-            "delta": "program" if program else "full renders",
-            "refused_because": self.refusal,
-            "random_conversations_matched": program.trials if program else 0,
-            "joints": {
-                f"{a} -> {b}": {"text": joint.text, "ids": [*joint.ids]}
-                for (a, b), joint in (program.joints.items() if program else ())
-            },
-            "contents": dict(program.holes) if program else {},
-            "roads": self._roads(),
-            "rewrites_history_after": sorted(set(program.holes) - program.stable) if program else None,
-            "stop_ids": {decode([i]): i for i in sorted(self.stop_ids)},
-            "after_final_turn": facts.end_text,
-            "prefill": facts.prefill,
-            "system_message": facts.system,
-            "tool_calls": facts.calls,
-            "arguments": facts.arguments_form,
-            "parser": self.parser.name,
-            "parser_because": self.parser.why,
-            "call_layout": markers.layout,
-            "call_form": None if markers.layout == "none" else msgspec.to_builtins(markers.form),
-            "call_headers": msgspec.to_builtins(markers.headers, order="sorted"),
-            "around_calls": [
-                decode([value])
-                for value in (markers.section_open, markers.section_close)
-                if value is not None
-            ],
-            "content_parts": sorted(facts.prints_parts),
-            "reasoning_field": facts.reasoning_field,
-            "markers": {
-                name: None if value is None else decode([value])
-                for name, value in (
-                    ("reasoning_open", markers.reasoning_open),
-                    ("reasoning_close", markers.reasoning_close),
-                    ("call_open", markers.call_open),
-                    ("call_close", markers.call_close),
-                )
-            },
-        }
+        from token_tracking.inspecting.description import describe
 
-    def _roads(self) -> dict[str, str]:
-        """For each pair of neighbours: `program`, or why its deltas are left to renders."""
-        program = self.program
-        if program is None:
-            return {"every pair": f"renders: {self.refusal}"}
-        proven = {pair: "program" for pair in program.joints if pair[1] != GENERATE}
-        for role, strings in program.triggers.items():
-            but = f"program, but renders where a content has {' or '.join(map(repr, strings))}"
-            proven |= dict.fromkeys((pair for pair in proven if role in pair or role == "assistant"), but)
-        refused = {pair: f"renders: {why}" for pair, why in program.refused.items()}
-        return {f"{before} -> {after}": road for (before, after), road in (proven | refused).items()}
+        return describe(self)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens at which an engine should stop: the last of each way in which a turn ends."""
+        return self.closings.stop_ids
+
+    @property
+    def turn_close(self) -> tuple[int, ...]:
+        """What a model samples to end a turn which a user answers; empty: nothing is printed there."""
+        if self.program is not None and ("assistant", "user") in self.program.joints:
+            ids = self.program.joints["assistant", "user"].ids
+            return ids[: self.closings.printed(ids)]
+        return min(self.closings.runs, default=())
 
     @property
     def close_id(self) -> int | None:
         """The stop token that ends a turn which a user answers; None: the template prints none."""
-        if self.program is not None and ("assistant", "user") in self.program.joints:
-            return self.program.joints["assistant", "user"].ids[0]
-        return min(self.stop_ids, default=None)
-
-    def _stop_ids(self, prober: Prober) -> frozenset[int]:
-        """The ids that can follow an assistant turn first, and the tokenizer's own end of sequence."""
-        ids: set[int] = set()
-        if self.program is not None:
-            ids |= {j.ids[0] for (role, _), j in self.program.joints.items() if role in STARTS}
-        else:
-            user = {"role": "user", "content": "qzlaterq"}
-            runs = [(prober.assistant("qzcontentq"), [user], "qzcontentq")]
-            if self.facts.call_tail is not None:
-                call = prober.assistant("", arguments=("qzvalueq",))
-                runs.append((call, [prober.tool("qzresultq")], "qzvalueq" + self.facts.call_tail))
-            for assistant, new, end in runs:
-                text = prober.text([*prober.start(), assistant, *new], generate=True) or ""
-                after = text.partition(end)[2]
-                first = self.tokenizer.encode(after)[:1]
-                ids |= self.tokenizer.special_ids & set(first)
-        if self.facts.end_text:
-            ids |= self.tokenizer.special_ids & set(self.tokenizer.encode(self.facts.end_text)[:1])
-        end = self.tokenizer.named_tokens.get("eos_token")
-        if end is not None and (eos := self.tokenizer.token_to_id(end)) is not None:
-            ids.add(eos)
-        return frozenset(ids)
+        return self.turn_close[-1] if self.turn_close else None
 
     def _render(self, messages: Sequence[Message], tools: Any, generate: bool) -> str:
         check(messages)
-        form, parts = self.facts.arguments_form, self.facts.prints_parts
-        shown = (
-            message if message["role"] in parts else with_string_content(message, index)
-            for index, message in enumerate(messages)
-        )
+        form = self.facts.arguments_form
+        shown = [self._content(message, index) for index, message in enumerate(messages)]
         return self._jinja.render(
             [with_arguments(message, form, fallback=self._note_arguments) for message in shown],
             tools=tools,
             add_generation_prompt=generate,
             variables=self.variables,
         )
+
+    def _content(self, message: Message, index: int) -> Message:
+        """A message with its content in the form that is printed."""
+        role = message["role"]
+        if role not in self._roles:
+            self._roles[role] = learn(self._prober, role, calls=self.facts.calls) is not False
+        if not self._roles[role] and any(map(str.strip, texts(message))):
+            raise refusal(index, role, here=False)
+        if role not in self.facts.prints_parts:
+            message = with_string_content(message, index)
+        return with_parts(message) if role in self._prober.wrapped else message
+
+    def check_printed(self, messages: Sequence[Message], first: int, text: str) -> None:
+        """Check that a render shows the contents of new messages.
+
+        Args:
+            messages: a whole history, marked as `text` is.
+            first: the first new message.
+            text: with the generation prompt; what stood before the new messages may be left out.
+
+        Raises:
+            TemplateError: the template left one out, whatever is said in it (Gemma 4 prints no tool result
+                that answers no call).
+        """
+        index = unprinted(messages, first, text, self._render_or_none)
+        if index is not None:
+            raise refusal(index, messages[index]["role"], here=True)
+
+    def _render_or_none(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._render(messages, self.tools, True)
+        except TemplateError:
+            return None
 
     def _note_arguments(self, arguments: str) -> None:
         if not self.unreadable_arguments:
@@ -338,8 +329,18 @@ class ChatTemplate:
 
 
 def _names(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    functions = [tool.get("function", tool) for tool in tools or ()]
-    return [function["name"] for function in functions if "name" in function]
+    names: list[str] = []
+    for index, tool in enumerate(cast("Sequence[Any]", tools or ())):
+        function = (
+            cast("Mapping[str, Any]", tool).get("function", tool) if isinstance(tool, Mapping) else None
+        )
+        if not isinstance(function, Mapping):
+            raise TemplateError(f"tools[{index}] must be a JSON schema of a function, got {tool!r:.80}")
+        name = cast("Mapping[str, Any]", function).get("name")
+        if not isinstance(name, str):
+            raise TemplateError(f"tools[{index}] has no name of a function: {tool!r:.80}")
+        names.append(name)
+    return names
 
 
 def _no_strip(tokenizer: Tokenizer) -> Refusal | None:

@@ -165,7 +165,7 @@ def completion(
     ids = template.tokenizer.encode_plain(text)
     stop_id = template.close_id if finish_reason == "stop" else None
     if stop_id is not None:
-        ids = [*ids, stop_id]
+        ids = [*ids, *template.turn_close]
     return GenerationRecord(
         prompt_ids=conversation.prompt_ids(),
         output_ids=np.array(ids, dtype=np.int32),
@@ -174,4 +174,8 @@ def completion(
         stop_id=stop_id,
         weight_version=weight_version,
         logprob_kind="none" if logprob is None else "raw",
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
     )

@@ -122,7 +122,7 @@ def load_tokenizer(
     Raises:
         TokenizerError: the source is unknown, unreadable, or its package is not installed.
     """
-    from token_tracking.backends import hf
+    from token_tracking.backends import hf, hub
 
     text = str(source)
     cache = cache_dir or default_cache()
@@ -140,4 +140,5 @@ def load_tokenizer(
         return hf.from_file(path / "tokenizer.json", name=text, cache_dir=fast)
     if path.is_absolute() and not path.exists():
         raise TokenizerError(f"no tokenizer at {path}: there is no such file or folder")
+    hub.check_name(text)
     return hf.from_transformers(text, cache_dir=fast)

@@ -27,8 +27,10 @@ def admit(record: GenerationRecord, branch: Branch, sent: npt.NDArray[np.int32])
     template, tokenizer = branch.template, branch.template.tokenizer
     record.check_prompt(sent, tokenizer.decode)
     record.check_vocabulary(tokenizer.vocab_size)
-    record = record.ended_by(template.stop_ids)
-    record.check_stop(template.stop_ids, tokenizer.decode)
+    # An engine may stop a turn before the last token of its close; a limit or an abort there cut it off.
+    stops = template.closings.close_ids if record.finish_reason == "stop" else template.stop_ids
+    record = record.ended_by(stops)
+    record.check_stop(stops, tokenizer.decode)
     record.check_text(tokenizer.special_ids, tokenizer.decode)
     if not len(record.output_ids) and record.finish_reason != "abort" and not branch.open_turn:
         why = "the prompt fills the context, or max_new_tokens is 0"

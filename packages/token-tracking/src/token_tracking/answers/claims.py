@@ -76,6 +76,24 @@ def check_logprobs(
         )
 
 
+def check_sampling(
+    temperature: float | None, top_p: float | None, top_k: int | None, min_p: float | None
+) -> None:
+    """Check that sampling parameters are ones that an engine takes (`sampling`); None: not known."""
+    for name, value, good in (
+        ("temperature", temperature, temperature is None or 0 <= temperature < float("inf")),
+        ("top_p", top_p, top_p is None or 0 < top_p <= 1),
+        ("top_k", top_k, top_k is None or -1 <= top_k < 2**63),
+        ("min_p", min_p, min_p is None or 0 <= min_p <= 1),
+    ):
+        if not good:
+            raise RecordError(
+                f"{name} is {value!r}: need temperature >= 0, 0 < top_p <= 1, top_k >= -1 (-1 and 0: off), "
+                "0 <= min_p <= 1, or None for not known",
+                code="sampling",
+            )
+
+
 def check_stop_fields(
     reason: FinishReason, stop_id: int | None, stop_string: str | None, ids: npt.NDArray[np.int32]
 ) -> None:

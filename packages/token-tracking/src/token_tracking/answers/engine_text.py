@@ -7,6 +7,8 @@ from collections.abc import Collection
 from token_tracking.answers.stops import Decode
 from token_tracking.errors import RecordError
 
+_LEFT_OUT = " \ufffd"
+"""Characters at the start that an engine's text may lack."""
 _SHOWN = 24
 """Characters shown on either side of a difference."""
 
@@ -23,7 +25,8 @@ def check_text(
     """Compare an engine's own text with the text of its ids.
 
     Engines leave out control tokens, the stop token, the stop string, blanks at the start and the bytes of a
-    character that is not complete; any of these may be missing. Anything else means that ids and text are not
+    character that is not complete, at the end or (after an abort inside it) at the start, where the whole
+    character may stand instead; any of these may be missing. Anything else means that ids and text are not
     of one answer: a stream that lost tokens (vllm#27482), or ids past a stop (vllm#47616).
 
     Raises:
@@ -47,6 +50,13 @@ def check_text(
 
 def _fits(said: str, form: str, stop_string: str | None) -> bool:
     left, right = _plain(said), _plain(form)
+    if _ends_alike(left, right, stop_string):
+        return True
+    # An engine that continues a turn may know the first bytes of a character whose last ones are here.
+    return form.lstrip(" ").startswith("\ufffd") and _ends_alike(_plain(left[1:]), right, stop_string)
+
+
+def _ends_alike(left: str, right: str, stop_string: str | None) -> bool:
     if left == right:
         return True
     if stop_string is None or not right.startswith(left):
@@ -56,7 +66,7 @@ def _fits(said: str, form: str, stop_string: str | None) -> bool:
 
 
 def _plain(text: str) -> str:
-    return text.lstrip(" ").rstrip("\ufffd")
+    return text.lstrip(_LEFT_OUT).rstrip("\ufffd")
 
 
 def _common(left: str, right: str) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
-from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from token_tracking.answers.experts import DTYPES, Rows
+from token_tracking.answers.npy import NpyHeader
 from token_tracking.errors import RecordError
 
 
@@ -32,7 +30,7 @@ def decode_sglang_experts(payload: str, *, layers: int, top_k: int, experts: int
     """
     raw = _from_base64(payload)
     row = 4 * layers * top_k
-    if row <= 0 or len(raw) % row:
+    if layers <= 0 or top_k <= 0 or len(raw) % row:
         raise RecordError(
             f"routed experts of {len(raw)} bytes are no whole number of rows of {layers} layers x top_k "
             f"{top_k} int32 ({row} bytes): check layers and top_k of the model",
@@ -56,27 +54,21 @@ def decode_vllm_experts(payload: str, *, experts: int | None = None) -> Rows:
         RecordError: no base64, no `.npy` of integers in three dimensions, bytes after it, or an id outside
             `0..experts - 1`.
     """
-    file = io.BytesIO(_from_base64(payload))
-    try:
-        loaded: object = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise RecordError(f"routed experts are no .npy array: {error}", code="routed_payload") from error
-    if not isinstance(loaded, np.ndarray) or file.read(1):
-        raise RecordError("routed experts are not one .npy array and nothing else", code="routed_payload")
-    values = cast("npt.NDArray[Any]", loaded)
-    if values.ndim != 3 or values.dtype.newbyteorder("=").name not in DTYPES:
+    data = _from_base64(payload)
+    header = NpyHeader.of(data, "the payload")
+    header.check_length(len(data), "the payload")
+    if header.dtype.name not in DTYPES:
         raise RecordError(
-            f"routed experts of dtype {values.dtype} and shape {values.shape}: need {', '.join(DTYPES)} of "
-            "shape [rows, layers, top_k]",
-            code="routed_payload",
+            f"routed experts of dtype {header.dtype}: need {', '.join(DTYPES)}", code="routed_payload"
         )
+    values = header.values(data)
     return _narrowed(np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False)), experts)
 
 
 def _from_base64(payload: str) -> bytes:
     try:
         return base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except (binascii.Error, ValueError, TypeError) as error:
         raise RecordError(f"routed experts are no base64: {error}", code="routed_payload") from error
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from token_tracking.answers.npy import NpyHeader
 from token_tracking.errors import RecordError
+from token_tracking.scalars import plain_int
 
 Rows = npt.NDArray[np.integer[Any]]
 DTYPES = ("uint8", "int16", "uint16", "int32")
@@ -37,7 +39,15 @@ class DeferredRows(msgspec.Struct, frozen=True, eq=False):
     dtype: str
     """`uint8`, `int16`, `uint16` or `int32`."""
     load: Callable[[], Rows]
-    """Gives the rows, the same ones each time; what it raises goes to the caller of `samples`."""
+    """Gives the rows, the same ones each time. Where it raises, the samples come without routed experts and
+    with the reason in `provenance`; a snapshot keeps the reason."""
+
+    def __post_init__(self) -> None:
+        _check_form(self.shape, self.dtype)
+        msgspec.structs.force_setattr(self, "shape", tuple(int(size) for size in self.shape))
+        if not callable(self.load):
+            why = f"load of deferred rows must be a function, got a {type(self.load).__name__}"
+            raise RecordError(why, code="routed_payload")
 
     @classmethod
     def from_npy(cls, path: Path) -> DeferredRows:
@@ -47,31 +57,31 @@ class DeferredRows(msgspec.Struct, frozen=True, eq=False):
             RecordError: the file holds no routed experts.
             OSError: it cannot be read.
         """
-
-        def load() -> Rows:
-            try:
-                return np.load(path, mmap_mode="r", allow_pickle=False)
-            except ValueError as error:
-                raise RecordError(f"{path} is no .npy file: {error}", code="routed_payload") from error
-
-        rows = load()
-        _check_form(rows.shape, rows.dtype.name)
-        return cls((rows.shape[0], rows.shape[1], rows.shape[2]), rows.dtype.name, load)
+        header = NpyHeader.of_file(path)
+        _check_form(header.shape, header.dtype.name)
+        return cls(header.shape, header.dtype.name, lambda: NpyHeader.of_file(path).mapped(path))
 
     def head(self, count: int) -> DeferredRows:
         """The first `count` rows."""
         return DeferredRows(
-            (min(count, self.shape[0]), *self.shape[1:]), self.dtype, lambda: self.load()[:count]
+            (min(count, self.shape[0]), *self.shape[1:]), self.dtype, lambda: self.read()[:count]
         )
 
     def read(self) -> Rows:
         """The rows.
 
         Raises:
-            RecordError: they are of another shape or dtype than was said (`routed_shape`), or hold negative
-                ids (`routed_padding`).
+            RecordError: they cannot be read (`routed_payload`), are of another shape or dtype than was said
+                (`routed_shape`), or hold negative ids (`routed_padding`).
         """
-        rows = self.load()
+        try:
+            loaded = self.load()
+        except RecordError:
+            raise
+        except Exception as error:  # whatever a file, an engine's payload or the caller's own code raises
+            why = f"routed experts cannot be read: {type(error).__name__}: {error!s:.300}"
+            raise RecordError(why, code="routed_payload") from error
+        rows = _array(loaded)
         if rows.shape != self.shape or rows.dtype.name != self.dtype:
             raise RecordError(
                 f"routed experts of {self.dtype} {self.shape} were recorded, {rows.dtype} {rows.shape} were "
@@ -213,7 +223,7 @@ def check_rows(rows: Rows | DeferredRows, start: int, seen: int) -> None:
         RecordError: no three dimensions or another dtype (`routed_shape`), a wrong number of rows
             (`routed_rows`), or negative ids (`routed_padding`; of deferred rows when they are read).
     """
-    _check_form(rows.shape, rows.dtype if isinstance(rows, DeferredRows) else rows.dtype.name)
+    rows = rows if isinstance(rows, DeferredRows) else _array(rows)
     if start < 0 or rows.shape[0] != max(seen - 1 - start, 0):
         raise RecordError(
             f"{rows.shape[0]} rows of routed experts from token {start} on, the engine saw {seen} tokens: "
@@ -224,13 +234,29 @@ def check_rows(rows: Rows | DeferredRows, start: int, seen: int) -> None:
         _check_values(rows)
 
 
-def _check_form(shape: tuple[int, ...], dtype: str) -> None:
-    if len(shape) != 3 or dtype not in DTYPES:
+def _check_form(shape: object, dtype: object) -> None:
+    sizes = cast("Sequence[object]", shape if isinstance(shape, (tuple, list)) else ())
+    known = isinstance(dtype, str) and dtype in DTYPES
+    if not known or len(sizes) != 3 or not all(_is_size(size) for size in sizes):
         raise RecordError(
             f"routed_experts must have shape [rows, layers, top_k] and dtype {', '.join(DTYPES)}, got "
             f"{dtype} {shape}",
             code="routed_shape",
         )
+
+
+def _is_size(value: object) -> bool:
+    size = plain_int(value)
+    return size is not None and size >= 0
+
+
+def _array(rows: object) -> Rows:
+    if not isinstance(rows, np.ndarray):
+        what = f"routed experts must be a numpy array or DeferredRows, got a {type(rows).__name__}"
+        raise RecordError(what, code="routed_shape")
+    array = cast("Rows", rows)
+    _check_form(array.shape, array.dtype.name)
+    return array
 
 
 def _check_values(rows: Rows) -> None:

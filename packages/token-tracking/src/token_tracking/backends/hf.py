@@ -1,5 +1,5 @@
 # pyright: basic
-"""The `tokenizers` back end: the one file that imports it (and `transformers`, for hub names)."""
+"""The `tokenizers` back end: the one file that imports it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from token_tracking.backends.fast import FastEncoder, choose
+from token_tracking.backends.hub import load_auto
 from token_tracking.errors import TokenizerError
 from token_tracking.tokenizer import Backend
 
@@ -262,26 +263,12 @@ def _named_tokens(config: Path) -> dict[str, str]:
     }
 
 
-def _load_auto(source: str):
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise TokenizerError(
-            f"{source!r} is not a file or folder here, and `transformers` (for hub names) is not installed: "
-            "pip install 'token-tracking[hf]'"
-        ) from error
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"transformers cannot load a tokenizer from {source!r}: {error}") from error
-
-
 def from_transformers(source: str, *, cache_dir: Path | None = None) -> HFTokenizer:
     """Load through `transformers.AutoTokenizer`; a slow tokenizer without a `tokenizers` form is refused.
 
     `cache_dir` is as in `from_file`.
     """
-    loaded = _load_auto(source)
+    loaded = load_auto(source)
     backend = loaded.backend_tokenizer if loaded.is_fast else None
     if backend is None:
         raise TokenizerError(f"{source!r} has no `tokenizers` form (tokenizer.json): convert it first")
@@ -296,12 +283,3 @@ def from_transformers(source: str, *, cache_dir: Path | None = None) -> HFTokeni
     if cache_dir is not None:
         tokenizer.accelerate(text, cache_dir=cache_dir)
     return tokenizer
-
-
-def hub_template(source: str) -> object:
-    """The chat template of a tokenizer on the hub: text, named texts, or None.
-
-    Raises:
-        TokenizerError: `transformers` is not installed, or there is no such tokenizer.
-    """
-    return _load_auto(source).chat_template

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from token_tracking.checking.difference import Difference, Kind, short
+from token_tracking.checking.difference import Difference, Kind, agreeing, short
 from token_tracking.checking.layout import Piece
-from token_tracking.checking.verify import TurnText, compare_turn
+from token_tracking.checking.turn_words import compare_words
+from token_tracking.checking.verify import TurnView
+from token_tracking.checking.words import spoken_text
 from token_tracking.template import ChatTemplate
 
 
@@ -15,8 +17,16 @@ class Block:
     """Two runs of pieces that do not say the same."""
 
     def __init__(
-        self, ours: Sequence[Piece], theirs: Sequence[Piece], a: range, b: range, template: ChatTemplate
+        self,
+        ours: Sequence[Piece],
+        theirs: Sequence[Piece],
+        a: range,
+        b: range,
+        template: ChatTemplate,
+        said: Callable[[int], TurnView | None] | None = None,
     ):
+        """Take runs `a` of `ours` and `b` of `theirs`; `said` as in `drift`."""
+        self.ours, self.theirs, self.said = ours, theirs, said
         self.left, self.right = [ours[n] for n in a], [theirs[n] for n in b]
         self.template = template
         self.ids = (_at(ours, a.start), _at(ours, a.stop))
@@ -40,7 +50,7 @@ class Block:
         if self.ends and self.last and want.startswith(have):
             return self._end(want.removeprefix(have))
         if self._all_spoken():
-            return [self._make("sampled_text", "what the model wrote is printed with other tokens")]
+            return [self._spoken(self.left, self.right)]
         return [self._make("special_tokens", _control_tokens(ours, theirs, self.stops))]
 
     def _end(self, lost: str) -> list[Difference]:
@@ -50,6 +60,17 @@ class Block:
             return [self._make("unclosed_end", what, in_turn=True)]
         what = f"the ids end before the render does, which goes on with {short(lost)}"
         return [self._make("cut_short", what, in_turn=in_turn)]
+
+    def _spoken(self, left: Sequence[Piece], right: Sequence[Piece]) -> Difference:
+        turn = next((piece.turn for piece in right if piece.turn is not None), self.turn)
+        if self.said is None:
+            what = "what the model wrote is printed with other tokens"
+            return self._make("sampled_text", what, turn=turn, in_turn=True)
+        # The pieces are parts of the turn; what it says is told from all of it.
+        own = next((piece.turn for piece in left if piece.turn is not None), turn)
+        ours, theirs = spoken_text(self.ours, own), spoken_text(self.theirs, turn)
+        kind, what = compare_words(turn, ours, theirs, self.template, self.said)
+        return self._make(kind, what, turn=turn, in_turn=True)
 
     def _all_spoken(self) -> bool:
         return all(piece.turn is not None and not piece.closes for piece in (*self.left, *self.right))
@@ -86,13 +107,16 @@ class Block:
         turn: int,
     ) -> list[Difference]:
         ours, theirs = (a.text if a else ""), (b.text if b else "")
-        same = _agreeing(ours, theirs)
+        same = agreeing(ours, theirs)
         if b is not None and b.turn is not None:
             inside, turn = True, b.turn
         header = max(b.spoken if b else 0, a.spoken if a else 0)
         if inside and same >= header:
-            what = _printed_otherwise(turn, ours[header:], theirs[header:], self.template)
-            return [self._make("sampled_text", what, spans, turn, in_turn=True)]
+            mine, printed = ours[header:], theirs[header:]
+            if self.said is not None and a is not None and a.turn is not None and b is not None:
+                mine, printed = spoken_text(self.ours, a.turn), spoken_text(self.theirs, turn)
+            kind, what = compare_words(turn, mine, printed, self.template, self.said)
+            return [self._make(kind, what, spans, turn, in_turn=True)]
         if closed and not ours.strip() and not theirs.strip():
             if self.ends and self.last and spans[0][0] == spans[0][1] == self.ids[1]:
                 return []  # what the template prints after the last turn is not part of a rollout
@@ -123,15 +147,6 @@ class Block:
         )
 
 
-def _printed_otherwise(turn: int, ours: str, theirs: str, template: ChatTemplate) -> str:
-    """Name what `Conversation.report` would name."""
-    prefill = template.facts.prefill if ours.startswith(template.facts.prefill) else ""
-    text = TurnText(frame="", prefill=prefill, sampled=ours.removeprefix(prefill))
-    rewrite = compare_turn(turn, text, theirs, template, lambda _: None)
-    name = "blanks" if rewrite is None else rewrite.name
-    return f"{name}: the render prints this turn otherwise; the ids that were sent and sampled are the record"
-
-
 def _control_tokens(ours: Sequence[str], theirs: Sequence[str], stops: Collection[str]) -> str:
     have, want = Counter(ours), Counter(theirs)
     missing, added = (want - have), (have - want)
@@ -148,12 +163,6 @@ def _control_tokens(ours: Sequence[str], theirs: Sequence[str], stops: Collectio
     if not missing and len(added) == 1 and set(added) <= set(stops):
         hint = "; was a stop token that is the next header written twice? (huggingface/trl#6044)"
     return f"the ids {' and '.join(said)}{hint}"
-
-
-def _agreeing(ours: str, theirs: str) -> int:
-    """Characters at the start that are the same."""
-    both = min(len(ours), len(theirs))
-    return next((n for n in range(both) if ours[n] != theirs[n]), both)
 
 
 def _at(pieces: Sequence[Piece], index: int) -> int:

@@ -66,10 +66,8 @@ def check_branch(
 
 def _appends(branch: Branch, turn: int) -> bool:
     """Whether the render of the next turn's prompt is proven to begin with that of this turn's."""
-    program = branch.template.program
     at, end = branch.turns[turn].message_index, branch.turns[turn + 1].message_index
-    answered, new = branch.messages[at], branch.messages[at + 1 : end]
-    return program is not None and program.covers(answered, new) and program.is_stable(answered, new)
+    return branch.proven(at, branch.messages[at + 1 : end])
 
 
 def _rendered(
@@ -96,12 +94,11 @@ def _same_ids(branch: Branch, turn: int, following: str) -> bool:
     if turn == 0:
         return ids == branch.ledger.slice_ids(0, held.start).tolist()
     before = branch.turns[turn - 1]
-    stop = before.last.stop_id
+    start, stop = before.end - branch.overlap(turn - 1, ids), before.last.stop_id
     if stop is None:
         ids = branch.control.tokenizer.encode_plain(before.repair) + ids
-    elif ids[:1] != [stop]:
-        ids = [stop, *ids]
-    start = before.end if stop is None else before.end - 1
+    elif start == before.end:
+        start, ids = start - 1, [stop, *ids]
     return ids == branch.ledger.slice_ids(start, held.start).tolist()
 
 

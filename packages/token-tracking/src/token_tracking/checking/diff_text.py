@@ -22,8 +22,8 @@ _SIGNS: dict[Weight, str] = {"error": "✗", "warning": "!", "fine": "~"}
 _COLOURS = {"error": 31, "warning": 33, "fine": 36, "equal": 32, "rewritten": 36, "broken": 31}
 _TITLES: dict[Weight, str] = {
     "error": "faults: not what the template prints, or trained though no model wrote it",
-    "warning": "warnings: tokens are right, but perhaps not meant",
-    "fine": "no fault: turns that the template now prints otherwise than they were sampled",
+    "warning": "warnings: perhaps not meant",
+    "fine": "no fault: what a model wrote, in other ids or text than the template prints",
 }
 
 
@@ -59,7 +59,9 @@ def render(
     said = ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number)
     head = pen(f" {verification.verdict} ", 1, 7, _COLOURS[verification.verdict])
     kinds = ", ".join(f"{number} {kind}" for kind, number in verification.counts.items())
-    lines = [f"{head} {pen(name, 1)}: {counted(len(rows), 'prompt')}, {said or 'no turn'}"]
+    lines = [
+        f"{head} {pen(name, 1)}: {counted(len(rows), 'prompt')}, {said or 'no turn'}{_rest(verification)}"
+    ]
     lines += [f"  differences: {kinds}", ""] if kinds else [""]
     lines += _table(rows, pen)
     for weight in ("error", "warning", "fine"):
@@ -69,7 +71,15 @@ def render(
             lines += _differences(found, tokenizer, pen, shown=len(found) if full else SHOWN)
     if verification.lines:
         lines += ["", pen("findings", 1), *(f"  {line}" for line in verification.lines)]
+    lines += ["", *(pen(f"not seen here: {limit}", 2) for limit in verification.limits)]
     return "\n".join(lines) + "\n"
+
+
+def _rest(verification: Verification) -> str:
+    """What no prompt's row shows."""
+    after = any(d.turn >= s.turns and d.weight == "error" for s in verification.drifts for d in s.differences)
+    said = "; a fault after the last turn" if after else ""
+    return said + ("; a turn is not finished" if verification.unfinished else "")
 
 
 def _table(rows: Sequence[Row], pen: _Pen) -> Iterator[str]:

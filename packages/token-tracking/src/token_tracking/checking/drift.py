@@ -7,7 +7,7 @@ wrote may not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -16,8 +16,9 @@ import numpy.typing as npt
 from token_tracking.checking.blocks import Block
 from token_tracking.checking.difference import Difference
 from token_tracking.checking.layout import Header, Piece, layout
-from token_tracking.checking.mask_faults import header_tokens, mask_faults
-from token_tracking.checking.verify import Verdict
+from token_tracking.checking.mask_faults import mask_faults
+from token_tracking.checking.verify import TurnView, Verdict
+from token_tracking.checking.words import words
 from token_tracking.template import ChatTemplate
 
 Ids = npt.NDArray[np.int32]
@@ -39,12 +40,17 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def verdict(self, turn: int | None = None) -> Verdict:
         """Of a turn and what is new in the prompt that it answers, or of the whole (None)."""
-        found = [d.weight for d in self.differences if turn is None or d.turn == turn]
+        found = [d.weight for d in self.differences if turn is None or d.concerns(turn)]
         return "broken" if "error" in found else "rewritten" if found else "equal"
 
 
 def drift(
-    ids: Ids, render: Ids, template: ChatTemplate, *, mask: npt.NDArray[np.uint8] | None = None
+    ids: Ids,
+    render: Ids,
+    template: ChatTemplate,
+    *,
+    mask: npt.NDArray[np.uint8] | None = None,
+    said: Callable[[int], TurnView | None] | None = None,
 ) -> Drift:
     """Compare.
 
@@ -53,22 +59,23 @@ def drift(
         render: ids of the template's render.
         template: knows stop tokens and how a turn begins.
         mask: loss mask of `ids`, `[n]`: 1 where a token is trained. None: not known.
+        said: the message of a turn, in a file of which nobody knows that its ids were sampled. None: the ids
+            in turns were recorded as they were sampled, and the mask with them.
     """
     header = Header.of(template)
-    ours, theirs = layout(ids, template, header), layout(render, template, header)
+    ours, theirs = layout(ids, template, header, mask), layout(render, template, header)
     found: list[Difference] = []
     for a, b in _blocks(ours, theirs):
         if len(a) == len(b) == 1 and ours[a[0]].key == theirs[b[0]].key:
             found += _same_text(ids, render, ours[a[0]], theirs[b[0]])
         else:
-            found += Block(ours, theirs, a, b, template).differences()
+            found += Block(ours, theirs, a, b, template, said).differences()
     found = [_trimmed(difference, ids, render) for difference in found]
     if mask is not None:
-        found += mask_faults(ids, ours, mask, template)
+        found += mask_faults(ids, ours, mask, template, ours=said is None)
     turns = 1 + max((piece.turn for piece in theirs if piece.turn is not None), default=-1)
-    return Drift(
-        ids=ids, template=render, differences=tuple(found), turns=turns, spans=_spans(ids, ours, template)
-    )
+    spans = tuple((turn.start, turn.end) for turn in words(ids, ours, template))
+    return Drift(ids=ids, template=render, differences=tuple(found), turns=turns, spans=spans)
 
 
 def _trimmed(difference: Difference, ids: Ids, render: Ids) -> Difference:
@@ -79,16 +86,6 @@ def _trimmed(difference: Difference, ids: Ids, render: Ids) -> Difference:
     while low < high and there < end and ids[high - 1] == render[end - 1]:
         high, end = high - 1, end - 1
     return msgspec.structs.replace(difference, ids=(low, high), template=(there, end))
-
-
-def _spans(ids: Ids, pieces: Sequence[Piece], template: ChatTemplate) -> tuple[tuple[int, int], ...]:
-    spans: dict[int, tuple[int, int]] = {}
-    for piece in pieces:
-        if piece.turn is not None:
-            start = piece.start + header_tokens(ids, piece, template)
-            first = spans[piece.turn][0] if piece.turn in spans and not piece.spoken else start
-            spans[piece.turn] = (first, piece.end)
-    return tuple(spans[turn] for turn in sorted(spans))
 
 
 def _blocks(ours: Sequence[Piece], theirs: Sequence[Piece]) -> Iterator[tuple[range, range]]:
@@ -127,13 +124,13 @@ def _same_text(ids: Ids, render: Ids, ours: Piece, theirs: Piece) -> list[Differ
         return []
     spoken = theirs.turn is not None and len(theirs.text) > theirs.spoken
     what = (
-        "the model wrote this text in other ids than the tokenizer would: they are the record"
+        "the text in other ids than the tokenizer gives: a model samples such ids, they are the record"
         if spoken
         else "the text is the template's, its ids are not: it was encoded in pieces"
     )
     return [
         Difference(
-            kind="retokenized" if spoken else "template_ids",
+            kind="sampled_ids" if spoken else "template_ids",
             what=what,
             turn=theirs.turn or 0,
             in_turn=spoken,

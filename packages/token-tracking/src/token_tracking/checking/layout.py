@@ -63,8 +63,17 @@ class Header(msgspec.Struct, frozen=True):
         return cls(tuple(parts)) if any(control for control, _ in parts) else None
 
 
-def layout(ids: npt.NDArray[np.int32], template: ChatTemplate, header: Header | None) -> list[Piece]:
-    """Cut ids at their control tokens and find the assistant turns by their headers."""
+def layout(
+    ids: npt.NDArray[np.int32],
+    template: ChatTemplate,
+    header: Header | None,
+    mask: npt.NDArray[np.uint8] | None = None,
+) -> list[Piece]:
+    """Cut ids at their control tokens and find the assistant turns by their headers.
+
+    A turn without stop token ends where a message of another role begins, unless `mask` says that the token
+    which begins messages was sampled.
+    """
     tokenizer = template.tokenizer
     special = np.isin(ids, np.array(sorted(tokenizer.special_ids), np.int32))
     borders = sorted(
@@ -81,10 +90,15 @@ def layout(ids: npt.NDArray[np.int32], template: ChatTemplate, header: Header | 
         for low, high in pairwise(borders)
     ]
     stops = {tokenizer.decode([stop]) for stop in template.stop_ids}
-    return _with_turns(raw, header, stops) if header is not None else raw
+    if header is None:
+        return raw
+    sampled = {piece.start for piece in raw if mask is not None and mask[piece.start : piece.end].any()}
+    return _with_turns(raw, header, stops, sampled)
 
 
-def _with_turns(pieces: Sequence[Piece], header: Header, stops: Collection[str]) -> list[Piece]:
+def _with_turns(
+    pieces: Sequence[Piece], header: Header, stops: Collection[str], sampled: Collection[int]
+) -> list[Piece]:
     made: list[Piece] = []
     turn, inside, at = -1, False, 0
     replace = msgspec.structs.replace
@@ -101,6 +115,9 @@ def _with_turns(pieces: Sequence[Piece], header: Header, stops: Collection[str])
                 made.append(replace(pieces[at], turn=turn, spoken=spoken))
                 at += 1
             continue
+        other = piece.key == header.parts[0] and piece.text not in stops and piece.start not in sampled
+        if inside and other and not _begins(pieces, at, header):
+            inside = False
         closes = inside and piece.control and piece.text in stops
         made.append(replace(piece, turn=turn if inside else None, closes=closes))
         inside = inside and not closes

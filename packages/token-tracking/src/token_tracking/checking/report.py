@@ -27,6 +27,8 @@ class BranchInfo(msgspec.Struct, frozen=True, kw_only=True):
     shared_turns: int
     shared_tokens: int
     tokens: int
+    open_tokens: int = 0
+    """Tokens of its last turn, if that was aborted and is not finished. It is no fault."""
 
 
 class ConversationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +43,7 @@ class ConversationReport(msgspec.Struct, frozen=True, kw_only=True):
     cross_stops: int
     """Turns that ended with another stop token than the template prints there, kept or made a branch."""
     cut_off: int
-    """Turns that ended without a stop token."""
+    """Turns that ended without a stop token; one that waits to be continued has not ended."""
     prompts_by: dict[str, int]
     """How prompts were made: `render` (the whole text), `program` (a compiled delta), `marker` (two
     renders)."""
@@ -96,7 +98,16 @@ class ConversationReport(msgspec.Struct, frozen=True, kw_only=True):
             if c.problem
         ]
         lines += [f"{name}: {counted(count, 'turn')}" for name, count in self.rewrites.items()]
-        lines += [f"branch {c.branch}, final render: {c.problem}" for c in self.final if c.problem]
+        unfinished = {info.branch: info.open_tokens for info in self.branches if info.open_tokens}
+        lines += [
+            f"branch {c.branch}, final render: {c.problem}"
+            for c in self.final
+            if c.problem and c.branch not in unfinished
+        ]
+        lines += [
+            f"branch {branch}: its last turn is open: aborted after {counted(tokens, 'token')}, not finished"
+            for branch, tokens in unfinished.items()
+        ]
         lines += [_origin(info) for info in self.branches[1:]]
         if self.cut_off:
             lines.append(f"{counted(self.cut_off, 'turn')} cut off before a stop token")
@@ -137,7 +148,7 @@ def build(branches: Sequence[Branch], *, render_all: bool = False) -> Conversati
         final=tuple(final),
         branches=tuple(_info(branch, index) for index, branch in enumerate(branches)),
         cross_stops=counts.get("cross_stop_kept", 0) + counts.get("cross_stop_branched", 0),
-        cut_off=sum(turn.last.stop_id is None for turn in own),
+        cut_off=sum(turn.last.stop_id is None for turn in own) - sum(branch.open_turn for branch in branches),
         prompts_by=dict(sorted(Counter(turn.found_by for turn in own).items())),
         findings=dict(counts),
     )
@@ -153,4 +164,5 @@ def _info(branch: Branch, index: int) -> BranchInfo:
         shared_turns=branch.inherited,
         shared_tokens=branch.turns[branch.inherited - 1].end if branch.inherited else 0,
         tokens=len(branch.ledger),
+        open_tokens=branch.turns[-1].end - branch.turns[-1].start if branch.open_turn else 0,
     )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from token_tracking.control import ControlTokens
+from token_tracking.messages import Message, texts
 from token_tracking.parsing.parse import ParsedCompletion
 from token_tracking.template import ChatTemplate
 
@@ -29,14 +30,23 @@ class TurnText(msgspec.Struct, frozen=True, kw_only=True):
     """Written by us after a cut-off turn, before its close."""
 
 
+class TurnView(msgspec.Struct, frozen=True, kw_only=True):
+    """The message of a turn."""
+
+    message: Message
+    first_print: str | None
+    """What the template printed for it while it was the last one. None: it refused."""
+
+
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
     """A difference between what is held of a turn and what the template prints for it now."""
 
     name: str
     """`empty think pair dropped` (it was prefilled), `sampled empty think pair dropped`, `empty think pair
     added`, `prefill dropped`, `printed differently` (the same reasoning, content and calls in other blanks or
-    JSON spelling), `message differs from its tokens` (from the start on: ids are the record, messages are
-    a view of them), `thinking stripped`, `turn rewritten`."""
+    JSON spelling), `message differs from its tokens` (from the start on, and it lacks what is not printed:
+    ids are the record, messages are a view of them), `thinking stripped`, `turn rewritten` (the template
+    leaves out what the message has)."""
     turn: int
     """Index of the turn in its branch."""
     touches_sampled: bool
@@ -62,7 +72,7 @@ def align(
     template: ChatTemplate,
     control: ControlTokens,
     following: str | None,
-    first_print: Callable[[int], str | None],
+    view: Callable[[int], TurnView | None],
 ) -> Alignment:
     """Walk a render along held turns.
 
@@ -73,7 +83,7 @@ def align(
         control: the marking of `text`.
         following: text that must come right after the last turn. Empty: the last turn ends the text. None:
             not known; the last turn ends at the first stop token.
-        first_print: of a turn, what the template printed for its message while it was the last one.
+        view: the message of a turn. None: it is not known.
     """
     at = 0
     rewrites: list[Rewrite] = []
@@ -87,7 +97,7 @@ def align(
         if end is None:
             why = f"the text that follows turn {index} is gone"
             return Alignment(shared=index, end=at, rewrites=tuple(rewrites), broken=why)
-        rewrite = compare_turn(index, turn, control.unmark(text[start:end]), template, first_print)
+        rewrite = compare_turn(index, turn, control.unmark(text[start:end]), template, view)
         if rewrite is not None:
             rewrites.append(rewrite)
             if rewrite.touches_sampled:
@@ -104,7 +114,7 @@ def _turn_end(
         found = text.find(after, start) if after else len(text)
         return None if found < 0 else found
     for token_start, token_end in control.find(text, start):
-        if template.tokenizer.token_to_id(text[token_start:token_end]) in template.stop_ids:
+        if template.tokenizer.token_to_id(text[token_start:token_end]) in template.closings.close_ids:
             return token_start
     return None
 
@@ -114,7 +124,7 @@ def compare_turn(
     turn: TurnText,
     printed: str,
     template: ChatTemplate,
-    first_print: Callable[[int], str | None],
+    view: Callable[[int], TurnView | None],
 ) -> Rewrite | None:
     """Name the difference between a held turn and its print; None if they are equal."""
     held = turn.prefill + turn.sampled + turn.repair
@@ -134,12 +144,30 @@ def compare_turn(
     ours, theirs = template.parse_printed(held), template.parse_printed(printed)
     if _said(ours) == _said(theirs):
         return rewrite("printed differently")
-    first = first_print(index)
-    if first is not None and _said(template.parse_printed(first)) == _said(theirs):
-        return rewrite("message differs from its tokens")
-    if ours.reasoning and not theirs.reasoning and _said(ours)[1:] == _said(theirs)[1:]:
+    seen = view(index)
+    if seen is not None and seen.first_print is not None:
+        first = template.parse_printed(seen.first_print)
+        if _said(first) == _said(theirs) and not _leaves_out(held, printed, seen.message, template):
+            return rewrite("message differs from its tokens")
+    stripped = ours.reasoning and not theirs.reasoning and _said(ours)[1:] == _said(theirs)[1:]
+    if stripped or _cut_at_marker(held, printed, template):
         return rewrite("thinking stripped", touches_sampled=True)
     return rewrite("turn rewritten", touches_sampled=True)
+
+
+def _leaves_out(held: str, printed: str, message: Message, template: ChatTemplate) -> bool:
+    """Whether a sampled line stands in what the template reads of the message, and is not printed."""
+    field = template.facts.reasoning_field
+    shown = [*texts(message), str(message.get(field) or "") if field else ""]
+    lines = {line.strip() for line in held.splitlines()} - {"", *template.tokenizer.added_tokens}
+    return any(line not in printed and any(line in text for text in shown) for line in lines)
+
+
+def _cut_at_marker(held: str, printed: str, template: ChatTemplate) -> bool:
+    """Whether what is printed is what was held after an added token (DeepSeek cuts at `</think>`)."""
+    end = printed.strip()
+    cut = held.rstrip().removesuffix(end).rstrip()
+    return held.rstrip().endswith(end) and cut.endswith(tuple(template.tokenizer.added_tokens))
 
 
 def _is_empty_pair(text: str, template: ChatTemplate) -> bool:

@@ -45,6 +45,8 @@ class DeltaProgram(msgspec.Struct, frozen=True, kw_only=True):
     """Field names and strings that the template spells: another field of a message cannot matter to it."""
     empty_calls: bool
     """A turn whose `tool_calls` is an empty list or None is printed as one without the field."""
+    lone_calls: bool = False
+    """Only turns with calls and no content are covered (Gemma 4 prints the content after the results)."""
     triggers: dict[str, tuple[str, ...]] = {}
     """Strings (lower case) that the template looks for in a role's content: such a message, or the end of
     such an assistant turn, is printed in another way."""
@@ -80,7 +82,7 @@ class DeltaProgram(msgspec.Struct, frozen=True, kw_only=True):
         if "assistant" in self.triggers and _has(content or "", self.triggers["assistant"]):
             return None
         if assistant.get("tool_calls"):
-            return CALLS
+            return None if self.lone_calls and (content or "").strip() else CALLS
         return "assistant" if self.empty_calls or "tool_calls" not in assistant else None
 
     def _knows(self, message: Message, role: str) -> bool:
@@ -103,9 +105,9 @@ class DeltaProgram(msgspec.Struct, frozen=True, kw_only=True):
         content = assistant.get("content")
         return not isinstance(content, str) or _has(content, self.rewritten)
 
-    def stop_id(self, assistant: Message, following: str) -> int:
-        """The token that ends the turn in a render where a message of a role that `covers` knows follows."""
-        return self.joints[CALLS if assistant.get("tool_calls") else "assistant", following].ids[0]
+    def after(self, assistant: Message, following: str) -> tuple[int, ...]:
+        """The first ids after the turn in a render where a message of a role that `covers` knows follows."""
+        return self.joints[CALLS if assistant.get("tool_calls") else "assistant", following].ids
 
     def run(self, assistant: Message, messages: Sequence[Message], control: ControlTokens) -> Delta:
         """The delta of messages that `covers` accepted.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +11,7 @@ from token_tracking.compiler.delta import DeltaProgram
 from token_tracking.compiler.probe import Facts, Prober
 from token_tracking.compiler.trials import Turn
 from token_tracking.control import ControlTokens
-from token_tracking.messages import Message
+from token_tracking.messages import Message, map_message
 
 _WINDOW = 2000
 
@@ -35,6 +36,7 @@ class Judge:
 
     def __init__(self, facts: Facts, prober: Prober, control: ControlTokens):
         self._facts, self._prober, self._control = facts, prober, control
+        self._mark = functools.cache(control.mark)  # the same few contents stand in all conversations
         self.trials = 0
         """Conversations that matched."""
 
@@ -82,5 +84,5 @@ class Judge:
         return all(word in said for word in words)
 
     def _render(self, messages: Sequence[Message]) -> str | None:
-        marked = [self._control.mark_message(message) for message in messages]
+        marked = [map_message(message, self._mark) for message in messages]
         return self._prober.text(marked, generate=True)

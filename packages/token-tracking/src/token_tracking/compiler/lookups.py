@@ -22,6 +22,8 @@ MOST_TRIGGERS = 8
 SWEEP = 9
 """Rounds up to which every length of history is tried."""
 MOST_ROUNDS = 40
+MOST_MESSAGES = 200
+"""Histories of about so many messages are tried at most; a template with a larger number has no program."""
 
 
 class Lookups:
@@ -67,6 +69,12 @@ class Lookups:
             return "what is printed depends on many strings in a content"
         return self._texts() or self._lengths() or self._all_in_history()
 
+    def depends_on_content(self) -> bool:
+        """Whether what follows a turn with calls is another if the turn has content, which none would be."""
+        start, new = self._prober.start(), self.messages("ok")
+        said, silent = (self._judge.compare(self.program, start, self.turn(c), new) for c in ("qzsayq", ""))
+        return said.failure is not None and silent.trial and silent.failure is None
+
     def _texts(self) -> str | None:
         """Every hard content, as a message that answers and as the turn that it answers."""
         for text in TEXTS:
@@ -97,6 +105,23 @@ class Lookups:
             pieces = text.split(turn.end) if text else []
             if len(pieces) == rounds + 1 and len({*pieces[1:-1]}) > 1:
                 return "rounds of the same messages are not printed alike"
+        return self._counts()
+
+    def _counts(self) -> str | None:
+        """Histories about as long as each number in the template: it may count them against it."""
+        turn, new = self.turn(), self.messages("ok")
+        first = self._prober.start()
+        for number in sorted(n for n in self._constants.numbers if n > 2):
+            if number > MOST_MESSAGES:
+                return f"it holds the number {number}, and histories of so many messages are not tried"
+            for begin in (first, first[1:]) if len(first) > 1 else (first,):
+                step = 1 + len(new)
+                for rounds in range(max(number - 3, 0) // step, (number + 3) // step + 1):
+                    history = [*begin, *[turn.message, *new] * rounds]
+                    verdict = self._judge.compare(self.program, history, turn, new)
+                    self._note(verdict)
+                    if verdict.failure is not None:
+                        return f"{verdict.failure}: after {len(history)} messages"
         return None
 
     def fields(self) -> str | None:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from token_tracking.compiler import probe_calls
+from token_tracking.compiler import probe_calls, probe_contents, probe_forms
 from token_tracking.errors import TemplateError
-from token_tracking.messages import Message, with_arguments
+from token_tracking.messages import Message, with_arguments, with_parts
 from token_tracking.parsing.markers import Markers
 from token_tracking.parsing.parse import CompletionParser
 from token_tracking.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What probing found. None means the template refused, or hid what was looked for."""
 
     system: bool
-    """A system message is accepted first."""
+    """A system message is accepted first, and printed."""
     arguments_form: ArgumentsForm
     """How the template wants tool-call arguments: JSON text that it prints verbatim, or an object."""
     tool_name: str
@@ -52,7 +52,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     like)."""
     markers: Markers
     prints_parts: frozenset[str]
-    """Roles whose content may be a list of text parts; for the others it is given as one string."""
+    """Roles whose content may be a list of text parts; for the others it is given as one text."""
+    wrapped: frozenset[str]
+    """Roles whose text is printed only as a list of text parts: a string is given as one part (SmolVLM)."""
+    drops: frozenset[str]
+    """Roles whose messages are printed without their content, in either form: such messages are refused."""
+    drops_beside_calls: bool
+    """The content of an assistant message with calls is not printed."""
 
     def end_of(self, message: Message) -> str | None:
         """What is printed after an assistant message that is the last message."""
@@ -68,13 +74,24 @@ class Prober:
         self.form: ArgumentsForm = "text"
         self.reasoning_field: str | None = None
         self.system = True
+        self.wrapped: frozenset[str] = frozenset()
+        """Roles whose content is given as a list of one part."""
 
     def text(self, messages: Iterable[Message], *, generate: bool = False) -> str | None:
         """Rendered text; None if the template refuses."""
         try:
-            return self._render([with_arguments(m, self.form) for m in messages], generate)
+            return self.render(messages, generate=generate)
         except TemplateError:
             return None
+
+    def render(self, messages: Iterable[Message], *, generate: bool = False) -> str:
+        """Rendered text.
+
+        Raises:
+            TemplateError: the template refuses.
+        """
+        shown = (with_parts(m) if m["role"] in self.wrapped else m for m in messages)
+        return self._render([with_arguments(m, self.form) for m in shown], generate)
 
     def start(self, system: str = "qzsystemq", user: str = "qzuserq") -> list[dict[str, Any]]:
         """The first messages of a conversation."""
@@ -130,16 +147,19 @@ def examine(render: Render, tokenizer: Tokenizer, tool_names: Sequence[str]) -> 
     """Probe a template.
 
     Raises:
-        TemplateError: it renders not even one user message; the template's own words are in the message.
+        TemplateError: it renders not even one user message (the template's own words are in the message), or
+            prints a user message without its text.
     """
     prober = Prober(render, tool_names)
-    if prober.text(prober.start()) is None:
-        prober.system = False
-        render(prober.start(), False)
+    probe_contents.learn_first(prober)
+    printed = {"assistant": probe_contents.learn(prober, "assistant", calls=False)}
     calls = _learn_arguments_form(prober)
     prober.reasoning_field = _reasoning_field(prober)
     end_text = _after(prober.text([*prober.start(), prober.assistant("qzcontentq")]), "qzcontentq")
+    printed["tool"] = probe_contents.learn(prober, "tool", calls=calls)
+    printed["system"] = prober.system or probe_contents.learn(prober, "system", calls=calls)
     call_tail, call_end = _call_tail(prober, tokenizer, end_text) if calls else (None, None)
+    beside = prober.text([*prober.start(), prober.assistant("qzcontentq", arguments=(_VALUE,))])
     facts = Facts(
         system=prober.system,
         arguments_form=prober.form,
@@ -151,8 +171,11 @@ def examine(render: Render, tokenizer: Tokenizer, tool_names: Sequence[str]) -> 
         end_text=end_text,
         call_end_text=call_end,
         prefill=_prefill(prober, tokenizer),
-        markers=_markers(prober, tokenizer, end_text),
-        prints_parts=_prints_parts(prober),
+        markers=_markers(prober, tokenizer, end_text if call_end is None else call_end),
+        prints_parts=probe_contents.takes_parts(prober, calls=calls),
+        wrapped=prober.wrapped,
+        drops=frozenset(role for role, found in printed.items() if found is False),
+        drops_beside_calls=calls and beside is not None and "qzcontentq" not in beside,
     )
     return facts, prober
 
@@ -199,12 +222,21 @@ def _call_tail(prober: Prober, tokenizer: Tokenizer, end_text: str | None) -> tu
         return None, None
     if tail.endswith(end_text):
         return tail.removesuffix(end_text), end_text
-    pieces = [*tokenizer.split(tail)]
-    if [control is None for _, control in pieces] not in ([False], [False, True]):
+    # A turn with calls may have a close of its own: the one control token that does not stand after a call
+    # which another follows (gpt-oss's `<|call|>`, Gemma 4's `<|tool_response>`).
+    controls = _controls(tokenizer, tail)
+    two = prober.text([*prober.start(), prober.assistant("", arguments=(_VALUE, "qzlastq"))])
+    amid, next_call, _ = (two or "").partition(_VALUE)[2].partition("qzlastq")
+    between = _controls(tokenizer, amid) if next_call else []
+    if len(controls) - probe_forms.common(controls, between) != 1:
         return None, None
-    # A turn with calls may have a close of its own: certain if it is the only control token.
-    close = tail.index(tokenizer.decode([control for _, control in pieces if control is not None]))
+    close = tail.rindex(controls[-1])
     return tail[:close], tail[close:]
+
+
+def _controls(tokenizer: Tokenizer, text: str) -> list[str]:
+    ids = (control for _, control in tokenizer.split(text))
+    return [tokenizer.decode([i]) for i in ids if i is not None]
 
 
 def _added_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -240,26 +272,6 @@ def _takes_empty_calls(prober: Prober) -> bool:
         for empty in absent
         for after in ((), (later,))
     )
-
-
-def _prints_parts(prober: Prober) -> frozenset[str]:
-    """Roles for which a list of one text part prints as its text does (others drop it, or print Python)."""
-    found: set[str] = set()
-    system = [{"role": "system", "content": "qzpartq"}] if prober.system else []
-    call = [prober.assistant("", arguments=(_VALUE,)), prober.tool("qzpartq")]
-    for messages, at in (
-        ([*system, {"role": "user", "content": "qzpartq"}], 0),
-        ([*prober.start(), prober.assistant("qzpartq")], -1),
-        ([*prober.start(), {"role": "user", "content": "qzpartq"}], -1),
-        ([{"role": "user", "content": "qzpartq"}], 0),
-        ([*prober.start(), *call], -1),
-    ):
-        parts: list[dict[str, Any]] = [dict(message) for message in messages]
-        parts[at]["content"] = [{"type": "text", "text": "qzpartq"}]
-        text = prober.text(messages)
-        if text is not None and "qzpartq" in text and prober.text(parts) == text:
-            found.add(messages[at]["role"])
-    return frozenset(found)
 
 
 def _markers(prober: Prober, tokenizer: Tokenizer, end_text: str | None) -> Markers:

@@ -101,6 +101,9 @@ class Proof:
             candidate = fitting
         if before in STARTS:
             lookups = self._lookups(candidate, pair)
+            if before == CALLS and lookups.depends_on_content():
+                candidate = msgspec.structs.replace(candidate, lone_calls=True)
+                lookups = self._lookups(candidate, pair)
             why = (lookups.run() if new else None) or lookups.fields() or lookups.positions()
             if why is not None:
                 return Refusal(why)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from token_tracking.errors import ConversationError
-from token_tracking.history.branch import Branch, HeldTurn
+from token_tracking.history.branch import Branch
 from token_tracking.history.findings import RoutedExperts, media_turn, records_experts
+from token_tracking.history.turn import HeldTurn
 from token_tracking.sample import Sample, Scalar, Turn
 
 
@@ -69,7 +70,7 @@ def _sample(
         **common,
         part=part,
         parts=parts,
-        token_ids=np.array(ledger.ids[:end]),
+        token_ids=np.array(ledger.slice_ids(0, end)),
         loss_mask=mask,
         logprobs=np.array(ledger.logprobs[:end]),
         versions=np.array(ledger.versions[:end]),

@@ -6,81 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from token_tracking.answers.experts import ExpertRows
-from token_tracking.checking.verify import Alignment, TurnText, align
+from token_tracking.checking.verify import Alignment, TurnText, TurnView, align
 from token_tracking.compiler.delta import Delta
 from token_tracking.control import ControlTokens
 from token_tracking.errors import ConversationError, TemplateError
 from token_tracking.history.causes import Cause, CrossStop
+from token_tracking.history.turn import HeldTurn, Prompt, Segment
 from token_tracking.ledger import TokenLedger
+from token_tracking.messages import own_assistant
 from token_tracking.record import GenerationRecord
-from token_tracking.sample import FinishReason, LogprobKind
+from token_tracking.same_messages import Numbered, common_prefix
 from token_tracking.template import ChatTemplate
 
 Message = Mapping[str, Any]
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """What one generation call sampled: a whole turn, or a piece of one that was aborted and continued."""
-
-    start: int
-    end: int
-    finish_reason: FinishReason
-    stop_id: int | None
-    weight_version: int
-    logprob_kind: LogprobKind
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    routed: bool = False
-    """Whether the call came with routed experts."""
-    media: tuple[int, ...] = ()
-    """Media placeholder ids among what was sampled; no image stands behind them."""
-    repairs: tuple[str, ...] = ()
-    """Repairs of the record, by name."""
-
-
-class HeldTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One assistant turn in a branch, with the prompt text before it."""
-
-    frame: str
-    prefill: str
-    message_index: int
-    """Index of its message."""
-    segments: tuple[Segment, ...]
-    repair: str = ""
-    cross_stop: bool = False
-    """The turn ended with another stop token than the one the template prints there; both are held."""
-    found_by: str
-    """How the prompt before the turn was made: `render`, `program` or `marker`."""
-    number: int
-    """Position among all turns of the conversation, in the order they were recorded."""
-
-    @property
-    def start(self) -> int:
-        """First sampled token."""
-        return self.segments[0].start
-
-    @property
-    def end(self) -> int:
-        """One past the last sampled token."""
-        return self.segments[-1].end
-
-    @property
-    def last(self) -> Segment:
-        """The segment that ended the turn, or was aborted."""
-        return self.segments[-1]
-
-
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation prompt that is written to the ledger and waits for its completion."""
-
-    frame: str
-    prefill: str
-    found_by: str
+_ASKS_NOTHING = frozenset({"system", "developer", "assistant"})
 
 
 class Branch:
@@ -104,11 +45,16 @@ class Branch:
         self.cross_stop: CrossStop = cross_stop
         self.inherited = 0
         self.messages: list[dict[str, Any]] = []
+        self.numbered = Numbered()
         self.turns: list[HeldTurn] = []
         self.ledger = TokenLedger()
         self.experts = ExpertRows()
         self.prompt: Prompt | None = None
         self._by_program = False
+        self._checked: tuple[Delta, str] | None = None
+        self._proven_from: int | None = None
+        self._unproven = 0
+        self._first_prints: dict[int, str | None] = {}
 
     @property
     def open_turn(self) -> bool:
@@ -128,11 +74,24 @@ class Branch:
     def turn_text(self, index: int) -> TurnText:
         """The text of a held turn."""
         turn = self.turns[index]
-        ids = self.ledger.slice_ids(turn.start, turn.end)
-        if turn.last.stop_id is not None:
-            ids = ids[:-1]
+        ids = self.ledger.slice_ids(turn.start, turn.end - self.closing(index))
         sampled = self.template.tokenizer.decode(ids.tolist())
         return TurnText(frame=turn.frame, prefill=turn.prefill, sampled=sampled, repair=turn.repair)
+
+    def closing(self, index: int) -> int:
+        """Tokens at the end of a held turn that the model sampled to close it."""
+        turn = self.turns[index]
+        return self.template.closings.sampled(self._end(turn), stopped=turn.last.stop_id is not None)
+
+    def overlap(self, index: int, delta: Sequence[int]) -> int:
+        """How many of these tokens a delta after the turn begins with; see `Closings.overlap`."""
+        turn = self.turns[index]
+        stopped = turn.last.stop_id is not None
+        return self.template.closings.overlap(self._end(turn), delta, stopped=stopped)
+
+    def _end(self, turn: HeldTurn) -> list[int]:
+        start = max(turn.start, turn.end - self.template.closings.longest)
+        return self.ledger.slice_ids(start, turn.end).tolist()
 
     def turn_texts(self, turns: int) -> list[TurnText]:
         """The text of the first `turns` held turns."""
@@ -140,11 +99,16 @@ class Branch:
 
     def align(self, text: str, texts: Sequence[TurnText], following: str | None) -> Alignment:
         """Lay a marked render along held turns, the first ones of this branch."""
-        return align(text, texts, self.template, self.control, following, self._first_print)
+        return align(text, texts, self.template, self.control, following, self._view)
 
-    def _first_print(self, index: int) -> str | None:
-        """What the template printed for a turn's message while it was the last; None if it refuses."""
+    def _view(self, index: int) -> TurnView:
         turn = self.turns[index]
+        if index not in self._first_prints:
+            # Neither the message of a turn nor one before it changes in a branch.
+            self._first_prints[index] = self._first_print(turn)
+        return TurnView(message=self.messages[turn.message_index], first_print=self._first_prints[index])
+
+    def _first_print(self, turn: HeldTurn) -> str | None:
         try:
             shown = self.messages[: turn.message_index + 1]
             text = self.template.render_marked(shown, self.control, generate=False)
@@ -155,22 +119,101 @@ class Branch:
             return None
         return self.control.unmark(text[at + len(turn.frame) :].removesuffix(end_text))
 
-    def go_on(self, keep: int, new: Sequence[Message], *, by_program: bool) -> None:
+    def proven(self, answered: int, new: Sequence[Message]) -> bool:
+        """Whether the template's program says, without a render, what follows an assistant message.
+
+        Args:
+            answered: index of that message.
+            new: the messages after it.
+        """
+        program, message = self.template.program, self.messages[answered]
+        if program is None or not (program.covers(message, new) and program.is_stable(message, new)):
+            return False
+        if self._proven_from is not None:
+            return self._proven_from <= answered
+        for turn in self.turns[self._unproven :]:
+            if turn.message_index > answered:
+                break
+            if self.template.proven_after(self.messages[: turn.message_index]):
+                self._proven_from = turn.message_index
+                return True
+            self._unproven += 1
+        return False
+
+    def shared_messages(self, messages: Sequence[Message]) -> int:
+        """How many messages at the start of a harness's history are held."""
+        return common_prefix(self.messages, messages, self.numbered)
+
+    def passed_by(self, messages: Sequence[Message]) -> bool:
+        """Whether a history goes on after the open turn."""
+        held = self.messages
+        return self.open_turn and len(messages) > len(held) and self.shared_messages(messages) == len(held)
+
+    def closed(self) -> Branch:
+        """A copy with the message of the open turn; this branch stays as it is."""
+        return self._with([*self.messages, own_assistant(self.said(), len(self.messages))])
+
+    def _with(self, messages: list[dict[str, Any]]) -> Branch:
+        """A copy to look at, with other messages after the last turn."""
+        # copy.copy would read __dict__, which makes every attribute of this branch slower from then on.
+        shown = Branch(self.template, self.control, cause=self.cause, cross_stop=self.cross_stop)
+        shown.messages, shown.turns, shown.inherited = messages, [*self.turns], self.inherited
+        shown.ledger, shown.prompt = self.ledger, self.prompt
+        shown._first_prints = dict(self._first_prints)
+        shown._proven_from, shown._unproven = self._proven_from, self._unproven
+        return shown
+
+    def said(self, record: GenerationRecord | None = None) -> dict[str, Any]:
+        """The message of the open turn, or of what a record adds to it or begins; nothing is changed."""
+        if self.prompt is not None and record is not None and not len(record.output_ids):
+            return {"role": "assistant", "content": ""}
+        ids: list[int] = []
+        if self.prompt is None:
+            ids = self.ledger.slice_ids(self.turns[-1].start, self.held_end).tolist()
+        if record is not None and len(record.output_ids):
+            ids += record.output_ids.tolist()
+            ids = ids if record.stop_id is None else ids[:-1]
+        return self.template.parse(ids).message()
+
+    def go_on(self, keep: int, new: Sequence[dict[str, Any]], *, by_program: bool) -> None:
         """Keep the first `keep` messages, all of the last turn among them, and append new ones.
 
-        `by_program`: the template's program covers all that follows the last turn.
+        Args:
+            keep: how many messages stay.
+            new: the messages after them, which nobody else changes.
+            by_program: the template's program covers all that follows the last turn.
+
+        Raises:
+            ControlTokenError: the policy is `error` and a new message spells a control token.
+            TemplateError: the template refuses the messages, or leaves one out. Nothing was changed.
         """
         if new or keep < len(self.messages):
-            self.unwind_prompt()
-            self.messages[keep:] = [dict(message) for message in new]
-            self._by_program = by_program
+            # Nothing can refuse what a proof covers: that is most calls, and they should cost nothing here.
+            free = by_program and len(self.turns) > self.inherited and self.control.policy != "error"
+            checked = None if free else self.check(keep, new, by_program=by_program)
+            if self.prompt is not None:
+                self._unwind_prompt()
+            self.messages[keep:] = new
+            self._by_program, self._checked = by_program, checked
 
-    def unwind_prompt(self) -> None:
+    def check(
+        self, keep: int, new: Sequence[dict[str, Any]], *, by_program: bool
+    ) -> tuple[Delta, str] | None:
+        """As `go_on`, without doing it; what the next prompt adds, if a render was needed to know that."""
+        if self.control.policy == "error":
+            self.control.mark_messages(new, keep)
+        last = new[-1] if new else self.messages[keep - 1] if keep else None
+        by_program = by_program and len(self.turns) > self.inherited
+        if by_program or last is None or last["role"] in _ASKS_NOTHING:
+            return None
+        trial = self._with([*self.messages[:keep], *new])
+        trial._reopen_end()
+        return trial._next_text()
+
+    def _unwind_prompt(self) -> None:
         """Take back a prompt that nothing was sampled after."""
-        if self.prompt is None:
-            return
         self.prompt = None
-        self.ledger = self.ledger.fork(self.held_end)
+        self.ledger = self.ledger.cut_back(self.held_end)
         self._reopen_end()
 
     def _reopen_end(self) -> None:
@@ -181,7 +224,8 @@ class Branch:
         """Write what follows the last turn, up to the next generation prompt, to the ledger."""
         if not self.messages or self.messages[-1]["role"] == "assistant":
             raise ConversationError("no message waits for an answer: add a user or tool message first")
-        delta, found_by = self._next_text()
+        delta, found_by = self._checked or self._next_text()
+        self._checked = None
         prefill = self.template.facts.prefill
         if not (prefill and delta.text.endswith(prefill)):
             prefill = ""
@@ -198,6 +242,7 @@ class Branch:
                     f"internal: turns were shared that the render lacks: {aligned.broken}"
                 )
             text = text[aligned.end :]
+            self._check_printed(text)
             return Delta(text, self.control.encode_array(text)), "render"
         split = self.turns[-1].message_index + 1
         if self.control.policy == "error":
@@ -209,7 +254,14 @@ class Branch:
         found = self.template.delta(self.messages[:split], self.messages[split:], self.control)
         if found is None:
             raise ConversationError("internal: a prompt without a delta was planned as an append")
+        self._check_printed(found[0].text)
         return found
+
+    def _check_printed(self, text: str) -> None:
+        """Check that a prompt without a proof shows every message that waits for its answer."""
+        said = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        marked = self.control.mark_messages(self.messages)
+        self.template.check_printed(marked, said[-1] + 1 if said else 0, text)
 
     def _write(self, delta: Delta) -> None:
         ids = delta.ids
@@ -217,17 +269,21 @@ class Branch:
             self.ledger.append_encoded(ids)
             return
         turn = self.turns[-1]
-        stop = turn.last.stop_id
-        if stop is None:
-            repair = self._repair(turn)
-            self.ledger.append_repair([*self.control.tokenizer.encode(repair), *ids[:1]])
-            ids = ids[1:]
-            self.turns[-1] = msgspec.structs.replace(turn, repair=repair)
-        elif len(ids) and ids[0] == stop:
-            ids = ids[1:]
+        closings, stop = self.template.closings, turn.last.stop_id
+        if stop is not None and closings.longest == 1:
+            sampled = int(len(ids) > 0 and ids[0] == stop)
         else:
+            sampled = self.overlap(-1, ids[: closings.longest].tolist())
+        if stop is None:
+            # What the model wrote of its close stays; what it was cut off before is repaired.
+            close = max(sampled, closings.printed(ids.tolist()))
+            repair = "" if sampled else self._repair(turn)
+            self.ledger.append_repair([*self.control.tokenizer.encode(repair), *ids[sampled:close].tolist()])
+            self.turns[-1] = msgspec.structs.replace(turn, repair=repair)
+            sampled = close
+        elif not sampled:
             self.turns[-1] = msgspec.structs.replace(turn, cross_stop=True)
-        self.ledger.append_encoded(ids)
+        self.ledger.append_encoded(ids[sampled:])
 
     def _repair(self, turn: HeldTurn) -> str:
         """What closes the reasoning of a turn that was cut off inside it."""
@@ -278,6 +334,7 @@ class Branch:
     def share(self, turns: int, other: Branch) -> None:
         """Begin with the first `turns` turns of another branch, whose tokens are kept but trained there."""
         self.turns = list(other.turns[:turns])
+        self._first_prints = {at: text for at, text in other._first_prints.items() if at < turns}
         self.inherited = turns
         self.ledger = other.ledger.fork(self.held_end)
         self.experts = other.experts.cut(self.held_end)
@@ -290,8 +347,3 @@ class Branch:
             for turn in self.turns
             if turn.message_index < messages
         }
-
-
-def sampled_count(turns: Sequence[HeldTurn]) -> int:
-    """Sampled tokens of some turns."""
-    return int(np.sum([turn.end - turn.start for turn in turns], dtype=np.int64))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from token_tracking.messages import Message, same, texts
+from token_tracking.messages import Message, texts
+from token_tracking.same_messages import one_form
 
 if TYPE_CHECKING:
     from token_tracking.history.branch import Branch
@@ -91,7 +92,9 @@ def _quotes(branch: Branch, messages: Sequence[Message]) -> bool:
     """Whether any message is an answer of the branch, or holds the text of one (a sampled summary)."""
     held = len(branch.messages)
     answers = [branch.messages[turn.message_index] for turn in branch.turns if turn.message_index < held]
-    said = [text.strip() for answer in answers for text in texts(answer) if len(text.strip()) >= QUOTED]
-    return any(same(message, answer) for message in messages for answer in answers) or any(
-        text in shown for message in messages for shown in texts(message) for text in said
-    )
+    # Each side is put into one form once: message by message, long histories took seconds.
+    known = {one_form(answer) for answer in answers}
+    if any(message["role"] == "assistant" and one_form(message) in known for message in messages):
+        return True
+    said = {text.strip() for answer in answers for text in texts(answer) if len(text.strip()) >= QUOTED}
+    return any(text in shown for message in messages for shown in texts(message) for text in said)

@@ -9,7 +9,8 @@ import numpy as np
 
 from token_tracking.answers.experts import Rows, padding_rows, repeated_rows
 from token_tracking.errors import RecordError
-from token_tracking.history.branch import Branch, Segment
+from token_tracking.history.branch import Branch
+from token_tracking.history.turn import Segment
 from token_tracking.messages import with_arguments
 
 _SENTENCES = {

@@ -9,8 +9,9 @@ from token_tracking.checking import report
 from token_tracking.control import ControlPolicy, ControlTokens
 from token_tracking.forms import export
 from token_tracking.history import findings
-from token_tracking.history.branch import Branch, Message, sampled_count
+from token_tracking.history.branch import Branch, Message
 from token_tracking.history.causes import CrossStop
+from token_tracking.history.turn import sampled_count
 from token_tracking.sample import Sample, Scalar, Source, Status
 from token_tracking.template import ChatTemplate
 
@@ -72,7 +73,11 @@ class Transcript:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens held that were not sampled, in all branches; a shared prefix counts once."""
+        """Tokens held that were not sampled, in all branches.
+
+        The turns that a branch shares with an earlier one count once, with the prompts before them; a branch
+        that shares no turn counts whole, though its first messages may be the same.
+        """
         total = 0
         for branch in self._branches:
             inherited = branch.turns[: branch.inherited]
@@ -84,6 +89,12 @@ class Transcript:
     def open_turn(self) -> bool:
         """Whether the last turn was aborted and waits to be continued."""
         return self._branch.open_turn
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to ask the engine: an answer, or the rest of a turn that was aborted."""
+        messages = self._branch.messages
+        return self._branch.open_turn or (bool(messages) and messages[-1]["role"] != "assistant")
 
     @property
     def _branch(self) -> Branch:

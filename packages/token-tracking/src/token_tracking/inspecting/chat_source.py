@@ -130,13 +130,14 @@ def _of_trl(source: str) -> tuple[str, str]:
 
 
 def _of_hub(source: str, *, tools: bool) -> str:
-    from token_tracking.backends.hf import hub_template
+    from token_tracking.backends.hub import check_name, hub_template
 
+    check_name(source)
     try:
         value = hub_template(source)
     except TokenizerError as error:
         why = str(error).partition("\n")[0]
-        raise TokenizerError(f"there is no folder {source!r} here, and from the hub: {why}") from error
+        raise TokenizerError(f"no file or folder {source!r} here, and from the hub: {why}") from error
     if value is None:
         raise TemplateError(f"{source} has no chat template: give one with --template FILE.jinja")
     return _choose(value, source, tools=tools)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 from token_tracking.compiler.joints import GENERATE, STARTS
 from token_tracking.inspecting.inspection import Fixed, Inspection, JointPieces
 from token_tracking.inspecting.tables import Cell, Piece, Section, numbers, prose, verbatim
@@ -66,16 +69,17 @@ def _variables(inspection: Inspection) -> Cell:
 def _turns(inspection: Inspection) -> Section:
     learnt = inspection.described
     prompt, end = inspection.generation_prompt, inspection.turn_end
-    first = "accepted first" if learnt["system_message"] else "refused by the template"
+    first = "accepted first" if learnt["system_message"] else "refused"
     rows = (
         _fixed("generation prompt", prompt, missing="not found"),
         (prose("… of it prefill"), verbatim(learnt["prefill"]) or prose("none"), (), ()),
-        _fixed("after a finished turn", end, missing=_no_end(inspection)),
+        _fixed("after a finished turn", end, missing=_no_end(inspection), closes=learnt["turn_ends"]),
         *(
             (prose("stop token"), verbatim(text), numbers([i]), prose("1 if sampled"))
             for text, i in learnt["stop_ids"].items()
         ),
         (prose("system message"), prose(first), (), ()),
+        *_contents(learnt),
     )
     return Section(
         title="Where a turn begins and ends",
@@ -86,11 +90,22 @@ def _turns(inspection: Inspection) -> Section:
     )
 
 
-def _fixed(what: str, fixed: Fixed | None, *, missing: str) -> tuple[Cell, ...]:
+def _contents(learnt: Mapping[str, Any]) -> Iterator[tuple[Cell, ...]]:
+    """Rows on the form of contents, where it is not the usual one."""
+    for name, what in (
+        ("given_as_parts", "text is given as a list of one part"),
+        ("content_not_printed", "text is not printed"),
+    ):
+        if learnt[name]:
+            yield prose(what), prose(", ".join(learnt[name])), (), ()
+
+
+def _fixed(what: str, fixed: Fixed | None, *, missing: str, closes: Sequence[str] = ()) -> tuple[Cell, ...]:
     if fixed is None or not fixed.text:
         return prose(what), prose(missing), (), ()
     ids = fixed.ids or ()
-    mask = "0" if not fixed.sampled else "1" if len(ids) == 1 else "1 then 0"
+    sampled = len(ids) == 1 or fixed.text in closes
+    mask = "0" if not fixed.sampled else "1" if sampled else "1 then 0"
     return prose(what), verbatim(fixed.text), numbers(ids), prose(mask)
 
 

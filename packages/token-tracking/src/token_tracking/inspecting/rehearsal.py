@@ -75,7 +75,7 @@ def spoken(template: ChatTemplate, history: Sequence[Message], assistant: Messag
     if header is None:
         return None
     turn = text[len(header) :]
-    ends = [template.facts.end_text or "", *(template.tokenizer.decode([i]) for i in template.stop_ids)]
+    ends = [template.facts.end_text or "", *map(template.tokenizer.decode, template.closings.runs)]
     return next((turn.removesuffix(end) for end in ends if end and turn.endswith(end)), turn)
 
 
@@ -125,11 +125,12 @@ def _walk(template: ChatTemplate, situation: str, assistant: dict[str, Any], new
     conversation.advance(history)
     found = template.delta([*history, assistant], new, conversation.control)
     stop = _last_stop(template)
-    if found is not None and (stop is None or "tool_calls" in assistant):
-        stop = int(found[0].ids[0])
+    if found is not None and (not stop or "tool_calls" in assistant):
+        ids = found[0].ids.tolist()
+        stop = ids[: template.closings.printed(ids)]
     conversation.record(_answer(conversation, text, stop), assistant)
     plan = conversation.advance([*history, assistant, *new])
-    conversation.record(_answer(conversation, "qzlastq", _last_stop(template) or template.close_id))
+    conversation.record(_answer(conversation, "qzlastq", _last_stop(template) or template.turn_close))
     branch = conversation.branches[conversation.current]
     if plan.kind == "branch":
         return Leg(situation=situation, road="full render", why=plan.why)
@@ -142,17 +143,18 @@ def _walk(template: ChatTemplate, situation: str, assistant: dict[str, Any], new
     )
 
 
-def _last_stop(template: ChatTemplate) -> int | None:
-    """The stop token of a turn that is the last (gpt-oss prints another one before a message)."""
-    first = template.tokenizer.encode(template.facts.end_text or "")[:1]
-    return first[0] if first and first[0] in template.stop_ids else None
+def _last_stop(template: ChatTemplate) -> Sequence[int]:
+    """The close of a turn that is the last (gpt-oss prints another one before a message)."""
+    ids = template.tokenizer.encode(template.facts.end_text or "")
+    close = ids[: template.closings.printed(ids)]
+    return close if template.closings.close_ids.issuperset(close) else ()
 
 
-def _answer(conversation: Conversation, text: str, stop: int | None) -> GenerationRecord:
-    ids = conversation.template.tokenizer.encode(text) + ([] if stop is None else [stop])
+def _answer(conversation: Conversation, text: str, stop: Sequence[int]) -> GenerationRecord:
+    ids = [*conversation.template.tokenizer.encode(text), *stop]
     return GenerationRecord(
         prompt_ids=conversation.prompt_ids(),
         output_ids=np.array(ids, np.int32),
-        finish_reason="length" if stop is None else "stop",
-        stop_id=stop,
+        finish_reason="stop" if stop else "length",
+        stop_id=stop[-1] if stop else None,
     )

@@ -6,9 +6,11 @@ Three layouts: plain text, Markdown (GitHub's tables) and a terminal with `rich`
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from importlib import util
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["prose", "template", "content", "ids"]
 PLAIN_WIDTH = 100
+_NARROW = 16
 LEGEND = "⏎ newline   ⇥ tab   ␣ blank at an end   ‹…› content of a message"
 
 _STYLES: dict[Kind, str] = {"prose": "", "template": "cyan", "content": "italic magenta", "ids": "dim"}
@@ -74,8 +77,9 @@ def shown(piece: Piece) -> str:
     return f"‹{piece.text}›" if piece.kind == "content" else piece.text
 
 
-def plain(sections: Sequence[Section], *, width: int = PLAIN_WIDTH) -> str:
-    """Text without colours. The last column is wrapped at `width`."""
+def plain(sections: Sequence[Section], *, width: int | None = None) -> str:
+    """Text without colours, wrapped at `width`; None: at `$COLUMNS`, the terminal's width, or 100."""
+    width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns if width is None else width
     lines: list[str] = []
     for section in sections:
         lines += ["", section.title, "-" * len(section.title)]
@@ -87,20 +91,27 @@ def plain(sections: Sequence[Section], *, width: int = PLAIN_WIDTH) -> str:
 
 
 def _aligned(rows: list[list[str]], width: int) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    widths = _widths([max(map(len, column)) for column in zip(*rows, strict=True)], width)
     lines: list[str] = []
     for row in rows:
-        begin = "".join(f"{text:<{size}}  " for text, size in zip(row[:-1], widths, strict=False))
-        rest = textwrap.wrap(row[-1], max(width - indent, 24), break_on_hyphens=False) or [""]
-        lines += [f"{start}{text}".rstrip() for start, text in zip(_starts(begin), rest, strict=False)]
+        cells = [
+            textwrap.wrap(text, size, break_on_hyphens=False) or [""]
+            for text, size in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = "  ".join(f"{part:<{size}}" for part, size in zip(parts, widths, strict=True))
+            lines.append(line.rstrip())
     return lines
 
 
-def _starts(first: str) -> Iterable[str]:
-    yield first
-    while True:
-        yield " " * len(first)
+def _widths(wanted: list[int], width: int) -> list[int]:
+    """Columns that fit together: the last one gives way first, then the widest."""
+    widths = list(wanted)
+    spare = width - 2 * (len(widths) - 1)
+    widths[-1] = min(widths[-1], max(spare - sum(widths[:-1]), _NARROW))
+    while sum(widths) > spare and max(widths) > _NARROW:
+        widths[widths.index(max(widths))] -= 1
+    return widths
 
 
 def markdown(sections: Sequence[Section], *, level: int = 2) -> str:

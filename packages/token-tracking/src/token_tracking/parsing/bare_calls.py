@@ -43,14 +43,14 @@ class BareScanner:
             return [], None
         pieces = Pieces(self._tokenizer, ids[first:])
         text, calls = pieces.text, list[ToolCall]()
-        at, begin = strict_json.blank(text, 0), start
+        at, begin, written = strict_json.blank(text, 0), start, 0
         while (found := self._read(text, at)) is not None:
             read, end = found
             after = max(begin, first + pieces.id_after(end))
             calls.append(tool_call(read, len(calls), (begin, after)))
             between = _BETWEEN.match(text, end)
-            at, begin = between.end() if between else end, after
-        stray = "text after the tool calls" if calls and at < len(text) else None
+            at, begin, written = between.end() if between else end, after, end
+        stray = "text after the tool calls" if calls and text[written:].strip() else None
         return calls, stray
 
     def _read(self, text: str, at: int) -> tuple[ReadCall, int] | None:

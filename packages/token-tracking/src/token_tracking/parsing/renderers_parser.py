@@ -10,12 +10,14 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from importlib import util
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from token_tracking.errors import TemplateError
 from token_tracking.parsing.parse import CompletionParser, ParsedCompletion
+from token_tracking.parsing.strict_json import encodable
 from token_tracking.parsing.tool_call import ToolCall
 from token_tracking.tokenizer import Tokenizer
 
@@ -128,21 +130,43 @@ class RenderersParser:
         return self._template.in_reasoning(ids)
 
     def _call(self, call: Any, index: int) -> ToolCall:
-        arguments, error = call.arguments, None if call.status == self._ok else f"{call.status} (renderers)"
-        if not isinstance(arguments, Mapping):
-            error = error or "the tool call's arguments are not an object"
+        error = None if call.status == self._ok else f"{call.status} (renderers)"
+        arguments, fault = _json_object(call.arguments)
+        name = _text(call.name)
+        if name is None:
+            fault = f"the tool call's name is no text: {call.name!r:.60}"
+        error = error or fault
         return ToolCall(
-            id=call.id or f"call_{index}",
-            name=call.name or "",
-            arguments=json.dumps(arguments, ensure_ascii=False) if error is None else call.raw,
+            id=_text(call.id) or f"call_{index}",
+            name=name or "",
+            arguments=arguments if error is None else call.raw,
             error=error,
             span=tuple(call.token_span) if call.token_span else (0, 0),
         )
 
 
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value and encodable(value) else None
+
+
+def _json_object(arguments: Any) -> tuple[str, str | None]:
+    """The JSON text of a call's arguments, and what is wrong with them."""
+    if not isinstance(arguments, Mapping):
+        return "", "the tool call's arguments are not an object"
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # NaN and infinity, which its reader takes and JSON has not
+        return "", f"the tool call's arguments are not JSON: {error}"
+    return text, None if encodable(text) else "the tool call's arguments have a lone surrogate"
+
+
 def family_of(name: str) -> str | None:
     """The family that `renderers` has for a model of the hub; None: none, or it is not installed."""
-    if util.find_spec("renderers") is None:
+    spec = util.find_spec("renderers")
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    quoted = f'"{name}"'.encode()
+    # To import the package takes seconds: a name that its source does not spell is not in its table.
+    if not any(quoted in path.read_bytes() for folder in folders for path in Path(folder).glob("*.py")):
         return None
     from renderers.base import MODEL_RENDERER_MAP
 
