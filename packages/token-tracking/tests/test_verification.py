@@ -498,3 +498,14 @@ def test_an_open_turn_is_no_fault(compiled: Compile):
     assert "1 equal; a turn is not finished" in page
     assert "its last turn is open: aborted after 3 tokens" in page
     assert conversation.report().cut_off == 0
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "glm4moe_family"])
+@pytest.mark.parametrize("text", ["answer", "<think>\nhm", "<think>\nhm\n</think>\n\nso"])
+def test_a_rollout_of_ours_that_was_cut_off_at_its_end_is_not_broken(compiled: Compile, name: str, text: str):
+    template = compiled("glm4moe", family=True) if name.endswith("family") else compiled(name)
+    conversation = Conversation(template)
+    conversation.advance([{"role": "user", "content": "hi"}])
+    conversation.record(completion(conversation, text, finish_reason="length"))
+    verification = verify_snapshot(conversation)
+    assert verification.verdict in ("equal", "rewritten"), [d.what for d in verification.differences]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from token_tracking.checking.checks import PromptCheck
 from token_tracking.checking.difference import Difference, Kind
@@ -114,15 +115,27 @@ def verify_snapshot(conversation: Conversation) -> Verification:
 
 def _prompt_drift(branch: Branch, check: PromptCheck) -> Drift:
     turn = branch.turns[check.turn]
-    return _drift(branch, branch.messages[: turn.message_index], turn.start, generate=True)
+    return _drift(branch, branch.messages[: turn.message_index], turn.start, (), generate=True)
 
 
 def _final_drift(branch: Branch) -> Drift:
     turn = branch.turns[-1]
-    return _drift(branch, branch.messages[: turn.message_index + 1], turn.end, generate=False)
+    close: list[int] = []
+    if turn.last.stop_id is None:
+        # The render closes a turn that was cut off; nobody sampled that.
+        template = branch.template
+        sampled = branch.closing(len(branch.turns) - 1)
+        end_text = template.facts.end_of(branch.messages[turn.message_index]) or ""
+        repair = "" if sampled else branch.repair(turn)
+        close = [*template.tokenizer.encode(repair), *template.tokenizer.encode(end_text)[sampled:]]
+    return _drift(branch, branch.messages[: turn.message_index + 1], turn.end, close, generate=False)
 
 
-def _drift(branch: Branch, messages: Sequence[Mapping[str, Any]], end: int, *, generate: bool) -> Drift:
+def _drift(
+    branch: Branch, messages: Sequence[Mapping[str, Any]], end: int, close: Sequence[int], *, generate: bool
+) -> Drift:
     text = branch.template.render_marked(messages, branch.control, generate=generate)
     render = branch.control.encode_array(text)
-    return drift(branch.ledger.slice_ids(0, end), render, branch.template, mask=branch.ledger.mask[:end])
+    ids = np.concatenate([branch.ledger.slice_ids(0, end), np.array(close, np.int32)])
+    mask = np.concatenate([branch.ledger.mask[:end], np.zeros(len(close), np.uint8)])
+    return drift(ids, render, branch.template, mask=mask)

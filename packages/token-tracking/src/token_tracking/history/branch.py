@@ -277,7 +277,7 @@ class Branch:
         if stop is None:
             # What the model wrote of its close stays; what it was cut off before is repaired.
             close = max(sampled, closings.printed(ids.tolist()))
-            repair = "" if sampled else self._repair(turn)
+            repair = "" if sampled else self.repair(turn)
             self.ledger.append_repair([*self.control.tokenizer.encode(repair), *ids[sampled:close].tolist()])
             self.turns[-1] = msgspec.structs.replace(turn, repair=repair)
             sampled = close
@@ -285,7 +285,7 @@ class Branch:
             self.turns[-1] = msgspec.structs.replace(turn, cross_stop=True)
         self.ledger.append_encoded(ids[sampled:])
 
-    def _repair(self, turn: HeldTurn) -> str:
+    def repair(self, turn: HeldTurn) -> str:
         """What closes the reasoning of a turn that was cut off inside it."""
         ids = self.ledger.slice_ids(turn.start, turn.end).tolist()
         if not self.template.in_reasoning(ids):
