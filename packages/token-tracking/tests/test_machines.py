@@ -404,6 +404,8 @@ class Conversations(RuleBasedStateMachine):
     def lie(self, bad: int) -> None:
         good = completion(self.twins[0], "ok", logprob=-0.5)
         sent, ids = good.prompt_ids.copy(), good.output_ids
+        if bad == 3 and len(sent) <= 8:
+            return  # so short a prompt may be what a model samples: an echo of it is not told from that
         wrong = sent.copy()
         wrong[len(wrong) // 2] += 1
         stop_id = good.stop_id
