@@ -183,14 +183,6 @@ class ChatTemplate:
         """Whether a completion ends before its reasoning was closed."""
         return self.parser.parser.in_reasoning(ids)
 
-    def program_delta(
-        self, assistant: Message, new: Sequence[Message], control: ControlTokens
-    ) -> tuple[Delta, str] | None:
-        """As `delta`, if the program covers it: the messages before the assistant turn are not needed."""
-        if self.program is None or not self.program.covers(assistant, new):
-            return None
-        return self.program.run(assistant, new, control), "program"
-
     def proven_after(self, history: Sequence[Message]) -> bool:
         """Whether the program's proof holds for a conversation that begins so; it renders a few."""
         if self.program is None:
@@ -218,8 +210,8 @@ class ChatTemplate:
             The delta and how it was found: `"program"` or `"marker"` (two full renders, compared). None if
             neither is certain.
         """
-        if (found := self.program_delta(history[-1], new, control)) is not None:
-            return found
+        if self.program is not None and self.program.covers(history[-1], new):
+            return self.program.run(history[-1], new, control), "program"
         found = self._delta_by_marker(history, new, control)
         return None if found is None else (found, "marker")
 

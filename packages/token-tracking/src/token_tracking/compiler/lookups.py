@@ -94,8 +94,7 @@ class Lookups:
         """
         blind = msgspec.structs.replace(self.program, stable=frozenset())
         turn, new = self.turn(), self.messages("ok")
-        first = self._prober.start()
-        for begin in (first, first[1:]) if len(first) > 1 else (first,):
+        for begin in self._beginnings():
             for rounds in range(SWEEP):
                 history = [*begin, *[turn.message, *new] * rounds]
                 if (why := self._judge.compare(blind, history, turn, new).failure) is not None:
@@ -110,11 +109,10 @@ class Lookups:
     def _counts(self) -> str | None:
         """Histories about as long as each number in the template: it may count them against it."""
         turn, new = self.turn(), self.messages("ok")
-        first = self._prober.start()
         for number in sorted(n for n in self._constants.numbers if n > 2):
             if number > MOST_MESSAGES:
                 return f"it holds the number {number}, and histories of so many messages are not tried"
-            for begin in (first, first[1:]) if len(first) > 1 else (first,):
+            for begin in self._beginnings():
                 step = 1 + len(new)
                 for rounds in range(max(number - 3, 0) // step, (number + 3) // step + 1):
                     history = [*begin, *[turn.message, *new] * rounds]
@@ -123,6 +121,11 @@ class Lookups:
                     if verdict.failure is not None:
                         return f"{verdict.failure}: after {len(history)} messages"
         return None
+
+    def _beginnings(self) -> list[list[dict[str, Any]]]:
+        """How a conversation may begin: as probed, and without the system message, so that parity differs."""
+        first = self._prober.start()
+        return [first, first[1:]] if len(first) > 1 else [first]
 
     def fields(self) -> str | None:
         """Messages with a field that no template knows, and tool results without some of theirs."""

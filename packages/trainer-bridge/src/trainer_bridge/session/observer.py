@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Literal
-
 from trainer_bridge.config import Timing
-from trainer_bridge.control import ControlView
-from trainer_bridge.errors import ErrorCode
-from trainer_bridge.messages import (
-    MINOR,
-    Bye,
-    Control,
-    Credit,
-    DataHead,
-    Error,
-    Hello,
-    Message,
-    Report,
-    Status,
-    Welcome,
-)
-from trainer_bridge.session.handshake import FEATURES, SCHEMAS
-
-State = Literal["down", "greeting", "open", "refused", "ended"]
+from trainer_bridge.messages import Credit, Message, Status
+from trainer_bridge.session.guest import GuestSession
 
 COPIES_AHEAD = 64
 """Copies that may be on the way; more are granted as they are looked at."""
 
 
-class ObserverSession:
+class ObserverSession(GuestSession):
     """Greets, grants credit for copies, and counts them.
 
     Args:
@@ -38,56 +19,11 @@ class ObserverSession:
     """
 
     def __init__(self, *, observer: bytes, name: str, timing: Timing) -> None:
-        self._observer = observer
-        self._name = name
-        self._timing = timing
-        self.state: State = "down"
-        self.refusal: Error | None = None
-        self.farewell = ""
-        """The receiver's words at its end, if the state is `ended`."""
-        self.control = ControlView()
+        super().__init__(role="observer", peer=observer, name=name, timing=timing)
         self.status: Status | None = None
         """How the receiver last said that it stands."""
-        self.session = 0
-        self._out: deque[Message] = deque()
         self._seen = 0
         self._granted = 0
-        self._heard_s = 0.0
-        self._spoke_s = 0.0
-
-    def connected(self, now_s: float) -> None:
-        """A fresh connection stands: greet."""
-        if self.state in ("refused", "ended"):
-            return
-        self.session += 1
-        self._heard_s = now_s
-        self._greet(now_s)
-
-    def disconnected(self) -> None:
-        """The connection is gone."""
-        if self.state not in ("refused", "ended"):
-            self.state = "down"
-            self._out.clear()
-
-    def on_message(self, message: Message, now_s: float) -> None:
-        """Take in anything but a copy of DATA."""
-        if isinstance(message, Error):
-            self._on_error(message, now_s)
-            return
-        if isinstance(message, DataHead) or message.session != self.session:
-            return
-        self._heard_s = now_s
-        if isinstance(message, Welcome) and self.state == "greeting":
-            self.state = "open"
-            self._seen = 0
-            self._grant()
-        elif isinstance(message, Control):
-            self.control.apply(message)
-        elif isinstance(message, Status):
-            self.status = message
-        elif isinstance(message, Bye):
-            self.state = "ended"
-            self.farewell = message.reason
 
     def on_copy(self, now_s: float) -> None:
         """A copy of DATA came."""
@@ -96,52 +32,17 @@ class ObserverSession:
         if self._granted - self._seen <= COPIES_AHEAD // 2:
             self._grant()
 
-    def tick(self, now_s: float) -> bool:
-        """Let time pass. False: the receiver was silent for too long."""
-        if self.state == "greeting" and now_s - self._spoke_s >= self._timing.greet_again_s:
-            self._greet(now_s)
-        elif self.state == "open" and now_s - self._spoke_s >= self._timing.heartbeat_s:
-            self._spoke_s = now_s
-            self._out.append(Report(self.session, self.control.state.generation))
-            self._grant()
-        silent = self.state in ("greeting", "open") and now_s - self._heard_s > self._timing.peer_timeout_s
-        return not silent
+    def _opened(self) -> None:
+        self._seen = 0
+        self._grant()
 
-    def say_bye(self, reason: str) -> None:
-        """Leave in order."""
-        if self.state == "open":
-            self._out.append(Bye(self.session, reason))
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Status):
+            self.status = message
 
-    def take_messages(self) -> list[Message]:
-        """Everything that is to be sent now."""
-        out = list(self._out)
-        self._out.clear()
-        return out
-
-    def _on_error(self, message: Error, now_s: float) -> None:
-        if message.code == ErrorCode.NO_SESSION:
-            if self.state == "open":
-                self.connected(now_s)
-        elif message.session in (0, self.session):
-            self.state = "refused"
-            self.refusal = message
+    def _beat(self) -> None:
+        self._grant()
 
     def _grant(self) -> None:
         self._granted = self._seen + COPIES_AHEAD
         self._out.append(Credit(self.session, self._granted, 0))
-
-    def _greet(self, now_s: float) -> None:
-        self.state = "greeting"
-        self._spoke_s = now_s
-        self._out.append(
-            Hello(
-                session=self.session,
-                role="observer",
-                peer=self._observer,
-                name=self._name,
-                minor_min=MINOR,
-                minor_max=MINOR,
-                schemas=SCHEMAS,
-                features=FEATURES,
-            )
-        )

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Literal
-
 import msgspec
 
 from trainer_bridge.codec import Data
 from trainer_bridge.config import Timing
-from trainer_bridge.control import ControlView
-from trainer_bridge.errors import ErrorCode
-from trainer_bridge.messages import (
-    MINOR,
-    Ask,
-    Bye,
-    Control,
-    DataHead,
-    Done,
-    Error,
-    Hello,
-    Message,
-    Ready,
-    Report,
-    Share,
-    Verdict,
-    Welcome,
-)
-from trainer_bridge.session.handshake import FEATURES, SCHEMAS
-
-State = Literal["down", "greeting", "open", "refused", "ended"]
+from trainer_bridge.messages import Ask, Done, Message, Ready, Share, Verdict
+from trainer_bridge.session.guest import GuestSession
 
 
 class Granted(msgspec.Struct, frozen=True, eq=False):
@@ -40,7 +18,7 @@ class Granted(msgspec.Struct, frozen=True, eq=False):
     """In the order of the share."""
 
 
-class RankSession:
+class RankSession(GuestSession):
     """Greets, and takes part in one step at a time.
 
     Args:
@@ -49,15 +27,8 @@ class RankSession:
     """
 
     def __init__(self, *, process: bytes, rank: int, timing: Timing) -> None:
-        self._process = process
+        super().__init__(role="rank", peer=process, name=f"rank {rank}", timing=timing)
         self._rank = rank
-        self._timing = timing
-        self.state: State = "down"
-        self.refusal: Error | None = None
-        self.farewell = ""
-        """The receiver's words at its end, if the state is `ended`."""
-        self.control = ControlView()
-        self.session = 0
         self.granted: Granted | None = None
         """What the last question brought; taken by the owner."""
         self.answer: Verdict | None = None
@@ -71,47 +42,14 @@ class RankSession:
         self._share: Share | None = None
         self._held: list[Data] = []
         self._done: Done | None = None
-        self._out: deque[Message] = deque()
-        self._heard_s = 0.0
-        self._spoke_s = 0.0
 
     # -- the transport says
 
-    def connected(self, now_s: float) -> None:
-        """A fresh connection stands: greet."""
-        if self.state not in ("refused", "ended"):
-            self.session += 1
-            self._heard_s = now_s
-            self._greet(now_s)
-
     def disconnected(self) -> None:
         """The connection is gone, and with it what was on its way."""
-        if self.state not in ("refused", "ended"):
-            self.state = "down"
+        super().disconnected()
+        if self.state == "down":
             self._share = None
-            self._out.clear()
-
-    def on_message(self, message: Message, now_s: float) -> None:
-        """Take in anything but DATA."""
-        if isinstance(message, Error):
-            self._on_error(message, now_s)
-            return
-        if isinstance(message, DataHead) or message.session != self.session:
-            return
-        self._heard_s = now_s
-        if isinstance(message, Welcome) and self.state == "greeting":
-            self.state = "open"
-            self._say_again()
-        elif isinstance(message, Control):
-            self.control.apply(message)
-        elif isinstance(message, Share):
-            self._share, self._held = message, []
-            self._say_ready()
-        elif isinstance(message, Verdict):
-            self._on_verdict(message)
-        elif isinstance(message, Bye):
-            self.state = "ended"
-            self.farewell = message.reason
 
     def on_data(self, data: Data, now_s: float) -> None:
         """A rollout of the share came."""
@@ -119,16 +57,6 @@ class RankSession:
         if self._share is not None:
             self._held.append(data)
             self._say_ready()
-
-    def tick(self, now_s: float) -> bool:
-        """Let time pass. False: the receiver was silent for too long."""
-        if self.state == "greeting" and now_s - self._spoke_s >= self._timing.greet_again_s:
-            self._greet(now_s)
-        elif self.state == "open" and now_s - self._spoke_s >= self._timing.heartbeat_s:
-            self._spoke_s = now_s
-            self._out.append(Report(self.session, self.control.state.generation))
-        silent = self.state in ("greeting", "open") and now_s - self._heard_s > self._timing.peer_timeout_s
-        return not silent
 
     # -- the owner says
 
@@ -147,18 +75,17 @@ class RankSession:
         if self.state == "open":
             self._out.append(self._done)
 
-    def say_bye(self, reason: str) -> None:
-        """Leave in order."""
-        if self.state == "open":
-            self._out.append(Bye(self.session, reason))
-
-    def take_messages(self) -> list[Message]:
-        """Everything that is to be sent now."""
-        out = list(self._out)
-        self._out.clear()
-        return out
-
     # -- inside
+
+    def _opened(self) -> None:
+        self._say_again()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Share):
+            self._share, self._held = message, []
+            self._say_ready()
+        elif isinstance(message, Verdict):
+            self._on_verdict(message)
 
     def _say_again(self) -> None:
         """What the receiver may have missed on an earlier connection."""
@@ -189,27 +116,3 @@ class RankSession:
             self.holding = self._last = share.step
             self._ask = self._share = None
             self._held = []
-
-    def _on_error(self, message: Error, now_s: float) -> None:
-        if message.code == ErrorCode.NO_SESSION:
-            if self.state == "open":
-                self.connected(now_s)
-        elif message.session in (0, self.session):
-            self.state = "refused"
-            self.refusal = message
-
-    def _greet(self, now_s: float) -> None:
-        self.state = "greeting"
-        self._spoke_s = now_s
-        self._out.append(
-            Hello(
-                session=self.session,
-                role="rank",
-                peer=self._process,
-                name=f"rank {self._rank}",
-                minor_min=MINOR,
-                minor_max=MINOR,
-                schemas=SCHEMAS,
-                features=FEATURES,
-            )
-        )
