@@ -23,18 +23,10 @@ from token_tracking import (
     load_tokenizer,
 )
 from token_tracking.backends.hf import HFTokenizer
-from token_tracking.testing import BASH_TOOL, completion, trl_template, trl_templates
+from token_tracking.testing import BASH_TOOL, IDENTITY, completion, trl_template, trl_templates
 
 Compile = Callable[..., ChatTemplate]
 Message = dict[str, Any]
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 
 
 def call_text(command: str) -> str:

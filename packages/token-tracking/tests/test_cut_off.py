@@ -7,17 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from token_tracking import ChatTemplate, Conversation, GenerationRecord, TokenSource, turn_samples
+from token_tracking.testing import IDENTITY
 
 Compile = Callable[..., ChatTemplate]
 Message = dict[str, Any]
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 CALLS = {
     "qwen3": '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>',
     "qwen3_6": "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n"

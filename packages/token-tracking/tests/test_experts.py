@@ -26,18 +26,10 @@ from token_tracking import (
 )
 from token_tracking.answers.experts import ExpertRows, padding_rows, repeated_rows
 from token_tracking.snapshot import KIND_CONVERSATION, ConversationImage, pack, unpack
-from token_tracking.testing import completion
+from token_tracking.testing import IDENTITY, completion
 
 Compile = Callable[..., ChatTemplate]
 LAYERS, TOP_K, EXPERTS = 3, 2, 11
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 START = [{"role": "user", "content": "fix it"}]
 
 

@@ -19,17 +19,9 @@ from token_tracking import (
     TokenLedger,
 )
 from token_tracking.snapshot import KIND_LEDGER, ledger_image, pack
-from token_tracking.testing import completion
+from token_tracking.testing import IDENTITY, completion
 
 Compile = Callable[..., ChatTemplate]
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 START = [{"role": "user", "content": "fix it"}]
 
 

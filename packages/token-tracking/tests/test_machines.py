@@ -43,18 +43,10 @@ from token_tracking import (
 from token_tracking.backends.hf import HFTokenizer
 from token_tracking.history.branch import Branch
 from token_tracking.same_messages import same
-from token_tracking.testing import completion, trl_template
+from token_tracking.testing import IDENTITY, completion, trl_template
 
 Compile = Callable[..., ChatTemplate]
 Message = dict[str, Any]
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 
 
 def few(examples: int, steps: int = 50, *, shrink: bool = False) -> settings:

@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 from token_tracking import ChatTemplate, Conversation, GenerationRecord, SnapshotError
 from token_tracking.snapshot import KIND_CONVERSATION, ConversationImage, pack, unpack
-from token_tracking.testing import completion
+from token_tracking.testing import IDENTITY, completion
 
 Compile = Callable[..., ChatTemplate]
 Message = dict[str, Any]
 SYSTEM: Message = {"role": "system", "content": "sys"}
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 
 
 def user(content: str) -> Message:

@@ -20,17 +20,10 @@ from token_tracking import (
     TokenSource,
     UnsupportedContentError,
 )
+from token_tracking.testing import IDENTITY
 
 Compile = Callable[..., ChatTemplate]
 Message = dict[str, Any]
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 QWEN = ("qwen2_5", "qwen3", "qwen3_6", "qwen3_training")
 TEMPLATES = ("qwen2_5", "qwen3", "qwen3_6", "glm4moe", "deepseekv3", "llama3_1")
 SYSTEM: Message = {"role": "system", "content": "sys"}

@@ -16,7 +16,7 @@ from token_tracking.answers.expert_payloads import decode_sglang_experts
 from token_tracking.backends.hf import HFTokenizer
 from token_tracking.errors import RecordCode
 from token_tracking.media import media_ids
-from token_tracking.testing import completion
+from token_tracking.testing import IDENTITY, completion
 
 GOOD: dict[str, Any] = {
     "prompt_ids": np.arange(12, dtype=np.int32),
@@ -403,14 +403,6 @@ def test_ids_past_the_text_are_found_where_the_stop_string_was_not_passed_on():
     made([1, 2, 4], text="ACTION", stop_string="OBS").check_text({99}, decode)
 
 
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 START = [{"role": "user", "content": "fix it"}]
 
 

@@ -28,19 +28,11 @@ from token_tracking.control import ControlTokens
 from token_tracking.parsing.argument_types import ArgumentTypes
 from token_tracking.parsing.call_forms import JsonForm, read
 from token_tracking.snapshot import KIND_CONVERSATION, ConversationImage, pack, unpack
-from token_tracking.testing import BASH_TOOL, completion, trl_template
+from token_tracking.testing import BASH_TOOL, IDENTITY, completion, trl_template
 
 Compile = Callable[..., ChatTemplate]
 Message = dict[str, Any]
 IM_END = 151645
-IDENTITY: dict[str, Any] = {
-    "rollout_id": "0" * 32,
-    "group_id": "1" * 32,
-    "task_id": "task",
-    "reward": 1.0,
-    "status": "completed",
-    "source": "sampled",
-}
 START: list[Message] = [{"role": "user", "content": "fix it"}]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -100,6 +101,17 @@ FAMILY_TOKENS = (
 
 FAMILY_MARKUP = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 """Their added tokens that are no control tokens, Qwen's own aside."""
+
+
+IDENTITY: dict[str, Any] = {
+    "rollout_id": "0" * 32,
+    "group_id": "1" * 32,
+    "task_id": "task",
+    "reward": 1.0,
+    "status": "completed",
+    "source": "sampled",
+}
+"""What `Conversation.samples` needs to be told of a rollout."""
 
 
 def family_tokenizer(qwen3: HFTokenizer | None = None) -> HFTokenizer:
