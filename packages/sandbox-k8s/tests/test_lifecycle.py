@@ -50,9 +50,20 @@ async def test_stopping_twice_does_nothing_and_a_stopped_sandbox_says_so(client:
     sandbox = await client.start()
     await sandbox.stop()
     await sandbox.stop()
-    with pytest.raises((SandboxLostError, RuntimeError)):
+    with pytest.raises(SandboxLostError, match="stopped or detached by this client"):
         await sandbox.execute("true")
     assert await client.list() == ()
+
+
+async def test_a_heartbeat_on_closed_connections_is_counted_and_spares_the_client(
+    client: SandboxClient,
+) -> None:
+    """aiohttp's RuntimeError ended the client when a beat woke up just as its sandbox stopped."""
+    beating = await client.start(SandboxSpec(lease_s=3.0))
+    guest = await client.attach(beating.handle, take_ownership=False)
+    await beating.launcher.close()
+    assert (await guest.execute("sleep 1.2; echo still here")).stdout == b"still here\n"
+    assert client.stats.renewal_failures == 1
 
 
 async def test_a_sandbox_as_a_block_is_stopped_also_by_an_error(client: SandboxClient) -> None:
@@ -182,7 +193,9 @@ async def test_a_guest_runs_beside_the_owner_and_cannot_stop(client: SandboxClie
     assert (await sandbox.execute("echo owner")).stdout == b"owner\n"
     with pytest.raises(FencedError):
         await guest.stop()
-    await guest.launcher.close()
+    async with guest:
+        assert (await guest.execute("echo again")).exit_code == 0
+    assert (await sandbox.execute("echo owner")).stdout == b"owner\n"
 
 
 async def test_kill_9_of_the_caller_ends_the_sandbox_within_its_lease(

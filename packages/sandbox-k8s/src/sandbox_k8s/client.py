@@ -84,6 +84,7 @@ class SandboxClient:
         self._isolation: Isolation = await self._choose_isolation()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._owned = OwnedSandboxes(self._tasks, self.stats)
+        self._guests: list[Sandbox] = []
         return self
 
     async def __aexit__(
@@ -101,6 +102,8 @@ class SandboxClient:
                     "sandbox %s did not confirm its end; its keeper goes on with it", owned.sandbox.id
                 )
                 await self._owned.forget(owned)
+            for guest in self._guests:
+                await guest.launcher.close()
         self._tasks = None
         tasks.cancel_scope.cancel()
         # Not the block's exception: the group would wrap it, and callers catch SandboxError, not groups.
@@ -166,7 +169,9 @@ class SandboxClient:
         self._check_handle(handle)
         if not take_ownership:
             held = self._store.read(handle.sandbox_id).handle
-            return Sandbox(self, held, self._launcher(held, None), owned=False)
+            guest = Sandbox(self, held, self._launcher(held, None), owned=False)
+            self._guests.append(guest)
+            return guest
         taken, launcher = await self._take(handle.sandbox_id)
         self.stats.attached += 1
         return self._owned.add(Sandbox(self, taken, launcher, owned=True), None)

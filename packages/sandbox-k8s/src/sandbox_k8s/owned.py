@@ -75,5 +75,7 @@ class OwnedSandboxes:
                 except FencedError:
                     return  # the next command of this worker says so
                 except SandboxError as problem:
+                    if owned.heartbeat.cancel_called:
+                        return  # it was being forgotten while this beat woke up
                     self._stats.renewal_failures += 1
                     _log.warning("heartbeat of sandbox %s: %s", owned.sandbox.id, problem)

@@ -26,7 +26,8 @@ class Sandbox:
     """One sandbox. Made by `SandboxClient.start` and `SandboxClient.attach`.
 
     Every method raises `SandboxLostError` when the sandbox is gone and `FencedError` when another worker took
-    it. As ``async with sandbox:`` it is stopped at the end of the block, unless it was detached.
+    it. As ``async with sandbox:`` it is stopped at the end of the block, unless it was detached; one that was
+    attached without ownership only closes its connections.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class Sandbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.owned:
-            with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):
+            if self.owned:
                 await self.stop()
+            else:
+                await self._launcher.close()
 
     @property
     def id(self) -> str:

@@ -125,6 +125,10 @@ class LauncherClient:
         # aiohttp's own default of 300 s in total would cut long commands off (SWE-agent/SWE-ReX#268).
         total = None if work_s is None else work_s + self._margin_s
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=_CONNECT_S)
+        if self._http.closed:
+            # aiohttp says this with a bare RuntimeError, which a heartbeat that was just waking up would
+            # carry into its client's task group.
+            raise SandboxLostError(f"{self._where} was stopped or detached by this client ({path})")
         try:
             async with self._http.request(method, path, timeout=timeout, **options) as response:
                 if response.status >= 400:
