@@ -1,4 +1,4 @@
-"""``sandbox-k8s doctor | ps | exec | reap``, for the local back end."""
+"""``sandbox-k8s doctor | ps | exec | reap`` for the local back end, ``explain`` for what kubectl prints."""
 
 import argparse
 import logging
@@ -15,6 +15,7 @@ from .client import SandboxClient
 from .clock import SystemClock
 from .config import LocalConfig
 from .errors import ConfigError, SandboxError
+from .kubernetes.explain import explain_files
 from .local import PYTHON_PREFIX
 from .spec import SandboxSpec
 
@@ -31,9 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="sandbox-k8s: %(message)s")
-    config = LocalConfig(root=options.root, isolation=options.isolation)
-    action: Callable[[SandboxClient, argparse.Namespace], Awaitable[int]] = options.action
     try:
+        if options.action is _explain:
+            return _explain(options)
+        config = LocalConfig(root=options.root, isolation=options.isolation)
+        action: Callable[[SandboxClient, argparse.Namespace], Awaitable[int]] = options.action
         return anyio.run(partial(_with_client, config, action, options))
     except SandboxError as problem:
         sys.stderr.write(f"sandbox-k8s: error: {problem}\n")
@@ -52,7 +55,7 @@ async def _with_client(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sandbox-k8s", description="Look at and tidy up local sandboxes.")
+    parser = argparse.ArgumentParser(prog="sandbox-k8s", description="Look at and tidy up sandboxes.")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--root", type=Path, help="the folder of the sandboxes (default: LocalConfig's)")
     shared.set_defaults(isolation="auto")
@@ -70,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("reap", parents=[shared], help="remove what killed keepers left behind")
     command.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     command.set_defaults(action=_reap, isolation="process")
+    command = commands.add_parser("explain", help="say what is wrong with a pod, from what kubectl prints")
+    command.add_argument(
+        "pods", metavar="FILE", help="of `kubectl get pod NAME -o json`; - is standard input"
+    )
+    command.add_argument("--events", type=Path, metavar="FILE", help="of `kubectl get events -o json`")
+    command.add_argument("--node", type=Path, metavar="FILE", help="of `kubectl get node NAME -o json`")
+    command.set_defaults(action=_explain)
     return parser
 
 
@@ -143,6 +153,11 @@ async def _reap(client: SandboxClient, options: argparse.Namespace) -> int:
     for one in reaped:
         sys.stdout.write(f"{verb} {one.sandbox_id} ({one.processes} processes)\n")
     sys.stdout.write(f"{verb} {len(reaped)} dead sandboxes\n")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    sys.stdout.write(explain_files(options.pods, options.events, options.node))
     return 0
 
 
