@@ -14,8 +14,10 @@ over the rounds.
     pickle         PUSH/PULL, the arrays in one pickle
     transferqueue  PUSH/PULL, TransferQueue's own serializer, if it is installed
     codec          PUSH/PULL, our frames: copy, hash, checks of every sample; no acknowledgement
-    bridge         SampleSender.send to SampleReceiver.next and commit: all that, and acknowledgements
-    curve          the same, encrypted, with an allow-list
+    bridge         SampleSender.send_group to SampleReceiver.next_batch and commit, as trainers work: groups
+                   of 8 rollouts, steps of 4 groups; all that, and acknowledgements
+    bridge_single  SampleSender.send to SampleReceiver.next and commit, one rollout at a time
+    curve          the same as bridge, encrypted, with an allow-list
     spool_async    the same as bridge, with a spool (`async`, `sync`)
     spool_sync
 
@@ -66,11 +68,15 @@ WARM = 384
 HIGH_WATER = 64
 """Messages that raw sockets queue at each end; UNSETTLED is the bridge's bound, to the commit and back."""
 UNSETTLED = 256
+GROUP, STEP = 8, 4
+"""Rollouts of a group, groups of a step."""
 SPOOLED = 96
 """Messages of one spool or sqlite run."""
 HEADLINES = {
     "vs_raw_32k": (32768, "bridge", "raw"),
     "vs_raw_4k": (4096, "bridge", "raw"),
+    "vs_raw_32k_single": (32768, "bridge_single", "raw"),
+    "vs_raw_4k_single": (4096, "bridge_single", "raw"),
     "vs_lists_32k": (32768, "bridge", "lists"),
     "vs_lists_kept_32k": (32768, "bridge", "lists_kept"),
     "vs_pickle_32k": (32768, "bridge", "pickle"),
@@ -155,7 +161,7 @@ WAYS: dict[str, Way | None] = {
     "transferqueue": transfer_queue(),
     "codec": Way(lambda sample: sample, frames_of, lambda f: decode_frames([f[0].bytes, f[1].buffer])),
 }
-BRIDGES = ("bridge", "curve", "spool_async", "spool_sync")
+BRIDGES = ("bridge", "bridge_single", "curve", "spool_async", "spool_sync")
 
 
 class Job(NamedTuple):
@@ -206,12 +212,18 @@ def receive_by_bridge(job: Job, pipe: Connection) -> None:
     with SampleReceiver(config=ReceiverConfig(), keys=keys) as receiver:
         pipe.send(receiver.address)
         begin = cpu = 0.0
-        for n in range(job.warm + job.count):
-            if n == job.warm:
+        taken = 0
+        while taken < job.warm + job.count:
+            if taken == job.warm:
                 begin, cpu = time.perf_counter(), time.process_time()
-            lease = receiver.next(30.0)
+            lease = (
+                receiver.next(30.0)
+                if job.name == "bridge_single"
+                else receiver.next_batch(groups=STEP, deadline_s=30.0)
+            )
             assert lease is not None
             assert len(lease.samples[0])
+            taken += len(lease.samples)
             lease.commit()
         pipe.send((time.perf_counter() - begin, time.process_time() - cpu))
         pipe.recv()
@@ -220,7 +232,7 @@ def receive_by_bridge(job: Job, pipe: Connection) -> None:
 def send_by_bridge(job: Job, address: str) -> float:
     # A rollout that was seen is dropped: each sample gets an id of its own.
     stream = [
-        msgspec.structs.replace(job.samples[n % POOL], rollout_id=f"{n:032x}")
+        msgspec.structs.replace(job.samples[n % POOL], rollout_id=f"{n:032x}", group_id=f"{n // GROUP:032x}")
         for n in range(job.warm + job.count)
     ]
     options: dict[str, Any] = {
@@ -232,8 +244,12 @@ def send_by_bridge(job: Job, address: str) -> float:
             options |= {"spool": folder, "durability": job.name.removeprefix("spool_")}
         cpu = time.process_time()
         with SampleSender(address, **options) as sender:
-            for sample in stream:
-                sender.send(sample)
+            if job.name == "bridge_single":
+                for sample in stream:
+                    sender.send(sample)
+            else:
+                for first in range(0, len(stream), GROUP):
+                    sender.send_group(stream[first : first + GROUP])
             assert sender.wait_settled(30.0)
             return time.process_time() - cpu
 
@@ -303,12 +319,13 @@ def measure(
     tokens: int, names: Sequence[str], job: Job, pairs: int, seconds: float
 ) -> dict[str, list[dict[str, float]]]:
     job = job._replace(samples=[make_sample(n, tokens=tokens) for n in range(POOL)])
-    rates = {name: run(job._replace(name=name, count=24))["rate"] for name in names}
-    counts = {name: max(24, int(rate * seconds)) for name, rate in rates.items()}
+    step = GROUP * STEP
+    rates = {name: run(job._replace(name=name, count=step, warm=step))["rate"] for name in names}
+    counts = {name: max(1, int(rate * seconds / step)) * step for name, rate in rates.items()}
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for pair in range(pairs):
         for name in names if pair % 2 == 0 else reversed(names):
-            warm = min(counts[name], WARM)
+            warm = min(counts[name], WARM) // step * step
             results[name].append(run(job._replace(name=name, count=counts[name], warm=warm)))
     return results
 
@@ -351,7 +368,7 @@ def main() -> None:
     here = [name for name in (*WAYS, *BRIDGES) if name in BRIDGES or WAYS[name] is not None]
     results = {
         32768: measure(32768, here, job, pairs, seconds),
-        4096: measure(4096, ["raw", "codec", "bridge"], job, pairs, seconds),
+        4096: measure(4096, ["raw", "codec", "bridge", "bridge_single"], job, pairs, seconds),
     }
     drafts = [draft([make_sample(n, tokens=32768)]) for n in range(POOL)]
     spool = [(run_spool(drafts, args.folder), run_sqlite(drafts, args.folder)) for _ in range(pairs)]

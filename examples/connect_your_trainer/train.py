@@ -46,7 +46,7 @@ with SampleReceiver(args.bind, out=args.out / "samples", config=config) as recei
         dataset.commit()  # in the weights, and so in the state that is saved with them
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         state["dataset"] = dataset.state_dict()
-        torch.save(state, half_written)
+        torch.save(state, half_written)  # our own file, read with weights_only: the wire has no pickle
         half_written.replace(checkpoint)
         dataset.checkpoint_saved(state["dataset"])  # now the workers may forget it
         receiver.publish(weights_version=step)

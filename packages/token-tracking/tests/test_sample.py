@@ -108,6 +108,23 @@ def test_numpy_scalars_are_held_as_plain_values():
     assert kinds == [float, int, bool, str]
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"token_ids": np.array(1, np.int32)}, "token_ids must be a flat int32 array"),
+        ({"token_ids": np.ones((2, 2), np.int32)}, "token_ids must be a flat int32 array"),
+        ({"kept_ids": np.array(1, np.int32)}, "kept_ids must be a flat int32 array"),
+        ({"kept_ids": np.ones((1, 1), np.int32)}, "kept_ids must be a flat int32 array"),
+        ({"routed_experts": np.ones((3, 1, 1), np.float32)}, "routed_experts must be integers of shape"),
+    ],
+)
+def test_arrays_of_other_dimensions_or_types_are_refused(changes: dict[str, Any], text: str):
+    """They come from the network: a TypeError there ended a receiver for all."""
+    offsets = {"kept_offsets": np.array([0, 0, 0, 1, 1])} if "kept_ids" in changes else {}
+    with pytest.raises(SampleError, match=text):
+        build(**changes, **offsets)
+
+
 def test_a_ratio_needs_logprobs():
     build().require_logprobs()
     with pytest.raises(MissingLogprobsError, match="replayed"):

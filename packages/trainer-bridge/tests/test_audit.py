@@ -87,11 +87,57 @@ def test_a_run_folder_adds_up(run_folder: Path, audited: Audited, command: Comma
     assert (found["repeated"], found["missing"], found["doubled"]) == (1, [], [])
     code, out = command("audit", run_folder)
     assert code == 0
-    assert out.splitlines()[-2:] == [
+    equation, why, end = out.splitlines()[-3:]
+    assert equation == (
         "sent 10 = committed 4 + dropped 2 (duplicate 1, nacked 1) + leased or queued 2"
-        " + in flight or spooled 2",
-        "it adds up",
-    ]
+        " + in flight or spooled 2"
+    )
+    assert "leases live in the receiver's memory" in why
+    assert end == "it adds up"
+
+
+def test_a_running_receiver_tells_leased_from_queued(
+    tmp_path: Path,
+    command: Command,
+    receiver_config: Callable[..., ReceiverConfig],
+    wait: Callable[..., None],
+) -> None:
+    with (
+        SampleReceiver(out=tmp_path / "trainer", config=receiver_config()) as receiver,
+        SampleSender(receiver.address, spool=tmp_path, config=SenderConfig(keep_segments=True)) as sender,
+    ):
+        for n in range(6):
+            sender.send(make_rollout(n))
+        leases = [receiver.next(10.0) for _ in range(3)]
+        assert leases[0] is not None
+        leases[0].commit()
+        wait(lambda: receiver.stats().messages == 6)
+        live = ("--live", receiver.address)
+        code, out = command("audit", tmp_path, *live, "--json")
+        found = json.loads(out)
+        assert (code, found["ledger"]["committed"], found["ledger"]["leased_or_queued"]) == (0, 1, 5)
+        assert found["live"] == {
+            "address": receiver.address,
+            "queued": 3,
+            "leased": 2,
+            "trained_not_saved": 0,
+            "unaccounted": 0,
+            "stood_still": True,
+        }
+        code, out = command("audit", tmp_path, *live)
+        assert code == 0
+        assert "queued 3, leased 2, trained on and in no saved checkpoint 0" in out
+        assert "it adds up" in out
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "segment-000000.tbs").write_bytes(
+            (tmp_path / "trainer" / "samples" / "segment-000000.tbs").read_bytes()
+        )
+        save(tmp_path / "other" / "cursor.json", CursorFile(upto=5))
+        code, out = command("audit", tmp_path / "other", *live)
+        assert code == 1
+        assert "is it the receiver of another run?" in out
+        sender.close(drain_s=0.0)
+    assert main(["audit", str(tmp_path), *live, "--timeout", "0.2"]) == 2
 
 
 def test_a_spool_and_a_store_alone_add_up(run_folder: Path, audited: Audited) -> None:
@@ -207,17 +253,19 @@ def test_drops_by_a_rule_are_told_by_their_reason_also_after_a_return_to_a_check
 def test_every_golden_vector_is_readable_or_says_what_is_wrong(command: Command) -> None:
     folder = Path(__file__).parent / "vectors"
     index = json.loads((folder / "index.json").read_text())
-    for name, entry in (index["messages"] | index["data"]).items():
+    whole = {name: entry for name, entry in index["bundles"].items() if not any(entry["errors"])}
+    for name, entry in (index["messages"] | index["data"] | whole).items():
         code, out = command("inspect", folder / entry["frames"][0])
         assert (code, "DAMAGED" in out) == (0, False), name
         assert "head of" in out.splitlines()[0]
     for name, entry in index["hostile"].items():
-        if entry["frames"]:
+        if entry["frames"] and not entry["after"] and name != "too-large":
             code, out = command("inspect", folder / entry["frames"][0], "--json")
             assert code == 1, name
-            # A whole BYE with a second frame: to a reader of DATA it is of the wrong kind.
-            error = "wrong_frame_count" if name == "another-kind" else entry["error"]
-            assert json.loads(out)["fault"].startswith(error), (name, out)
+            assert json.loads(out)["fault"].startswith(entry["error"]), (name, out)
+    code, out = command("inspect", folder / "bundle-with-strangers.0.bin")
+    assert code == 1
+    assert out.splitlines()[-1] == "DAMAGED 7 of its 9 messages"
 
 
 def test_a_record_is_shown_whole(run_folder: Path, command: Command) -> None:

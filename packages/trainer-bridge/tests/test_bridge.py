@@ -29,9 +29,8 @@ from trainer_bridge import (
     SpoolError,
     UnsendableError,
 )
-from trainer_bridge.config import Timing
 from trainer_bridge.head import encode_head
-from trainer_bridge.messages import Error
+from trainer_bridge.messages import Error, RunState
 from trainer_bridge.testing import differences, make_rollout, make_sample
 
 Make = Callable[..., object]
@@ -481,15 +480,19 @@ def test_an_observer_of_nothing() -> None:
 # -- control
 
 
+@pytest.mark.parametrize("state", ["pause", "drain", "abort"])
 def test_control_reaches_workers_now_and_latecomers_too(
-    receiver: SampleReceiver, wait: Callable[..., None], timing: Timing
+    receiver: SampleReceiver, wait: Callable[..., None], state: RunState
 ) -> None:
     heard: list[str] = []
     with SampleSender(receiver.address, on_event=lambda e: heard.append(e.kind)) as sender:
         assert sender.control.generation == 0
-        receiver.publish(run_state="pause", policy_run="p", weights_version=4)
-        wait(lambda: sender.control.run_state == "pause")
-        assert (sender.control.policy_run, sender.control.weights_version) == ("p", 4)
+        receiver.publish(run_state=state, policy_run="p", weights_version=4, weights_location="s3://w/4")
+        wait(lambda: sender.control.run_state == state)
+        told = sender.control
+        assert (told.policy_run, told.weights_version, told.weights_location) == ("p", 4, "s3://w/4")
         wait(lambda: "control" in heard)
         with SampleSender(receiver.address) as late:
             wait(lambda: late.control == sender.control)
+        assert receiver.publish(weights_version=4).weights_location == "s3://w/4"
+        assert receiver.publish(weights_version=5).weights_location == ""  # those lie elsewhere

@@ -133,6 +133,37 @@ def test_from_an_older_checkpoint_it_gets_everything_after_it_and_nothing_before
     assert sorted(end) == list(range(ROLLOUTS))
 
 
+def test_what_comes_again_comes_in_its_place(
+    tmp_path: Path, sender_config: Callable[..., SenderConfig], receiver_config: Callable[..., ReceiverConfig]
+) -> None:
+    """The oldest groups came last, and so were the stalest, or too stale."""
+    config = receiver_config(group_size=1, commit_on="checkpoint")
+
+    def trained(receiver: SampleReceiver, steps: int) -> list[int]:
+        found: list[int] = []
+        for _ in range(steps):
+            lease = receiver.next_batch(groups=1, deadline_s=10.0)
+            assert lease is not None
+            found.append(int(lease.rollouts[0].rollout_id, 16))
+            lease.commit()
+        return found
+
+    with (
+        SampleReceiver(out=tmp_path, config=config) as receiver,
+        SampleSender(receiver.address, config=sender_config(settle="stored")) as sender,
+    ):
+        for n in range(10):
+            sender.send(make_rollout(n, group=n))
+        assert sender.wait_settled(10.0)
+        assert trained(receiver, 2) == [0, 1]
+        old = receiver.state_dict()
+        assert trained(receiver, 4) == [2, 3, 4, 5]
+        receiver.checkpoint_saved(receiver.state_dict())
+    with SampleReceiver(out=tmp_path, config=config) as receiver:
+        receiver.load_state_dict(old)
+        assert trained(receiver, 8) == [2, 3, 4, 5, 6, 7, 8, 9]
+
+
 def test_without_a_store_an_older_checkpoint_says_what_is_gone(
     tmp_path: Path, sender_config: Callable[..., SenderConfig], receiver_config: Callable[..., ReceiverConfig]
 ) -> None:

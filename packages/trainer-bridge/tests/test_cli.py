@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from trainer_bridge import ReceiverConfig, SampleObserver, SampleReceiver, SampleSender, Timing
+from trainer_bridge import (
+    ReceiverConfig,
+    SampleObserver,
+    SampleReceiver,
+    SampleSender,
+    SenderConfig,
+    Timing,
+)
 from trainer_bridge.commands.gauge import Gauge
+from trainer_bridge.commands.replay import replay
 from trainer_bridge.segment_log import segment_paths
 from trainer_bridge.testing import make_rollout, make_sample
 
@@ -219,11 +227,13 @@ def test_audit_and_replay(tmp_path: Path, start: Start) -> None:
     assert done.stdout.startswith("2 records, 2 rollouts, 3 samples, 192 tokens in store ")
     process = start("receive", "--json")
     address = listening(process)
-    for _ in range(2):  # again: the receiver drops what it has
+    for new, known in ((2, 0), (0, 2)):  # again: the receiver drops what it has, and says so
         again = subprocess.run(
             [*COMMAND, "replay", tmp_path, "--to", address], capture_output=True, text=True, timeout=20
         )
-        assert (again.returncode, again.stdout) == (0, "sent 2 rollouts, 2 acknowledged\n"), again.stderr
+        said = f"the receiver says: {new} rollouts were new, {known} were here already"
+        assert again.stdout == f"sent 2 rollouts, 2 acknowledged; {said}\n", again.stderr
+        assert again.returncode == 0
     last = json.loads(end(process, signal.SIGTERM)[-1])
     assert (last["rollouts"], last["samples"], last["duplicates"]) == (2, 3, 2)
     (path,) = segment_paths(tmp_path / "samples")
@@ -233,6 +243,56 @@ def test_audit_and_replay(tmp_path: Path, start: Start) -> None:
     done = subprocess.run([*COMMAND, "audit", path, "--json"], capture_output=True, text=True, timeout=20)
     assert done.returncode == 1
     assert "record 2 at byte" in json.loads(done.stdout)["faults"][0]
+
+
+def replayed(path: Path, address: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "replay", str(path), "--to", address, *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20)
+
+
+def test_replayed_groups_are_groups(tmp_path: Path) -> None:
+    with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
+        sender.send_group([make_rollout(n, group=1)[0] for n in range(2)])
+        batch = receiver.next_batch(groups=1, deadline_s=10.0)
+        assert batch is not None
+        batch.commit()
+    with SampleReceiver(config=ReceiverConfig(commit_on="checkpoint")) as receiver:
+        done = replayed(tmp_path, receiver.address, "--timeout", "0.2", "--json")
+        assert json.loads(done.stdout)["receiver"] == "2 rollouts were new, 0 were here already"
+        batch = receiver.next_batch(groups=1, deadline_s=10.0)
+        assert batch is not None
+        assert len(batch.rollouts) == 2
+
+
+def test_replay_gives_up_on_a_receiver_whose_consumer_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
+        sender.send([make_sample(n, tokens=8) for n in range(30)])
+        for _ in range(30):
+            lease = receiver.next(10.0)
+            assert lease is not None
+            lease.commit()
+    few = SenderConfig(max_unsettled=10)
+    monkeypatch.setattr("trainer_bridge.commands.replay.SenderConfig", lambda **_: few)
+    with SampleReceiver() as receiver:
+        code = replay(tmp_path, receiver.address, as_json=False, timeout_s=0.2, insecure=False, keys=None)
+        out, err = capsys.readouterr()
+        assert (code, out.split(";")[0]) == (1, "sent 10 rollouts, 0 acknowledged")
+        assert "record 11: the receiver made no room for 0.2 s" in err
+        assert receiver.stats().messages == 10
+
+
+def test_replay_to_nobody_advises_what_replay_can_do(tmp_path: Path) -> None:
+    with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
+        sender.send(make_sample(1))
+        lease = receiver.next(10.0)
+        assert lease is not None
+        lease.commit()
+        address = receiver.address
+    text = fails("replay", tmp_path, "--to", address, "--timeout", "0.2")
+    assert "start one (`trainer-bridge receive --bind ...`) and replay again" in text
+    assert "spool" not in text
 
 
 def test_an_idle_receive_ends_when_its_parent_is_gone(start: Start) -> None:
@@ -298,7 +358,7 @@ def test_bench_of_a_link(start: Start) -> None:
     assert end(other, signal.SIGTERM)[0].startswith('{"event":"mark","samples":')
 
 
-def test_tail_shows_rates_lags_credits_and_drops(start: Start) -> None:
+def test_tail_shows_rates_lags_credits_and_drops(wait: Callable[..., None]) -> None:
     config = ReceiverConfig(timing=Timing(heartbeat_s=0.1), max_nacks=0, queue_messages=10)
     with (
         SampleReceiver(config=config) as receiver,
@@ -306,6 +366,7 @@ def test_tail_shows_rates_lags_credits_and_drops(start: Start) -> None:
     ):
         for n in range(3):
             sender.send(make_rollout(n, parts=2))
+        wait(lambda: receiver.stats().queued == 3)  # else the observer may get copies of these too
         lease = receiver.next(10.0)
         assert lease is not None
         lease.nack("no use")
@@ -337,4 +398,4 @@ def test_tail_shows_rates_lags_credits_and_drops(start: Start) -> None:
     assert lines[0].startswith("in 0.5 samples/s, ")
     assert "queued 4, leased 0" in lines[1]
     assert "dropped 1 (nacked 1)" in lines[1]
-    assert gauge.producer_rows()[0][:2] == ("w1?[2J", "connected")
+    assert gauge.producer_rows()[0][:3] == ("w1?[2J", seen.producer[:8], "connected"), "samples show the id"

@@ -211,7 +211,7 @@ def test_noise_is_refused(frames: list[bytes], signed: bool) -> None:
     [
         Hello(1, "producer", PRODUCER, "w", 0, 0, (("sample/1", 5),), (), 2, ((1, 7), (2, 9))),
         Welcome(1, PRODUCER, 0, "sample/1", (), 64, 1 << 29, "", (Levels(1, WireSet(7, ((9, 9),)),
-        WireSet(), WireSet()),), 9, 9), Bye(2**64 - 1, "because"),
+        WireSet(), WireSet()),), 9, 9), Bye(2**63 - 1, "because"),
     ],
 )  # fmt: skip
 def test_session_messages(message: Message) -> None:

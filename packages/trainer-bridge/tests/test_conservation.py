@@ -22,6 +22,7 @@ from trainer_bridge.member import Member
 from trainer_bridge.memory_transport import Fault, MemoryClient, MemoryServer
 from trainer_bridge.messages import DataHead
 from trainer_bridge.pool import Pool
+from trainer_bridge.pool_state import load_state, state_of
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import ReceiverSession, SenderSession, Stream
 from trainer_bridge.testing import make_rollout
@@ -129,8 +130,9 @@ class Trainer:
                 self.session.unreachable(peer)
 
     def settle(self, now_s: float) -> None:
-        for resolved in self.pool.ends.take_finished():
-            self.session.mark_committed(resolved.identity, now_s)
+        for ended in self.pool.ends.take_finished():
+            for resolved in ended:
+                self.session.mark_committed(resolved.identity, now_s)
         self.session.limit(self.pool.allowance)
 
 
@@ -214,7 +216,7 @@ class Run:
         self.trainer.settle(self.now_s)
 
     def save(self, n: int) -> None:
-        state = self.trainer.pool.state()
+        state = state_of(self.trainer.pool)
         plain = msgspec.json.encode(state)
         state = msgspec.json.decode(plain, type=ReceiverState)
         version = self.trainer.board.state.weights_version
@@ -234,7 +236,7 @@ class Run:
         self.trainer = Trainer(self.config, weights, dropped, version, self.now_s)
         self.leases.clear()
         if state is not None:
-            self.trainer.pool.load(state, [], self.now_s)
+            load_state(self.trainer.pool, state, [], self.now_s)
             self.trainer.settle(self.now_s)
         for worker in self.workers:
             worker.client.reopen(self.trainer.server)

@@ -18,7 +18,7 @@ from trainer_bridge.errors import AddressError, ErrorCode
 from trainer_bridge.messages import Ack, Error, Levels, Welcome, WireSet
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import SenderSession, Stream
-from trainer_bridge.session.sender import REFUSALS_BEFORE_DROP
+from trainer_bridge.session.flight import REFUSALS_BEFORE_DROP
 from trainer_bridge.testing import FaultProxy, Faults, VirtualNetwork, differences, make_rollout, make_sample
 
 TIMING = Timing(heartbeat_s=0.2, peer_timeout_s=3.0, greet_again_s=0.2, resend_s=0.5)
@@ -182,7 +182,7 @@ def test_a_message_that_was_given_up_and_arrived_after_all_is_not_counted_as_dro
         assert session.next_to_send() == 1
         session.mark_sent(1, 10, 0.0)
         for _ in range(2):  # the refusal itself is doubled on its way
-            session.on_message(Error(1, ErrorCode.BAD_PAYLOAD_HASH, "", epoch=1, sequence=1), 0.0)
+            session.on_message(Error(1, ErrorCode.BAD_SAMPLE, "", epoch=1, sequence=1), 0.0)
     assert sum(session.dropped.values()) == 1
     assert session.unsettled == 0
     here = WireSet(1)

@@ -212,3 +212,13 @@ def test_a_producer_that_dies_is_named_at_once(
     kill(sender)
     wait(lambda: re.search(r"producer program \([0-9a-f]{8}\) lost", receiver.errors()) is not None)
     assert receiver.finish()[-1]["lost_producers"] == ["program"]
+
+
+def test_a_step_is_committed_whole_or_not_at_all(tmp_path: Path, programs: Path) -> None:
+    """kill -9 in a commit left half a group: no step took it any more, and it held its places for ever."""
+    command = [sys.executable, str(programs / "killed_commit.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    held = json.loads(done.stdout)
+    assert held[-1] == 3 * 32
+    assert [n for n in held if n % 32] == []

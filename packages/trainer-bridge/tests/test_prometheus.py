@@ -12,10 +12,18 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
-from trainer_bridge import AddressError, ReceiverConfig, SampleReceiver, SampleSender
+from trainer_bridge import (
+    AddressError,
+    ReceiverConfig,
+    SampleObserver,
+    SampleReceiver,
+    SampleSender,
+    Timing,
+)
 from trainer_bridge.prometheus import HELP, PrometheusExporter
 from trainer_bridge.testing import make_rollout, make_sample
 
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 LINE = re.compile(r'^(trainer_bridge_[a-z0-9_]+)(\{(?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+\})? (-?[0-9.e+-]+|NaN)$')
 
 
@@ -107,3 +115,33 @@ def test_receive_serves_metrics(tmp_path: Path) -> None:
             process.terminate()
             process.wait(10)
     assert process.returncode == 0
+
+
+@pytest.mark.skipif(not OPERATIONS.exists(), reason="the package is tested without its repository")
+def test_every_number_has_one_name_and_is_written_down(tmp_path: Path) -> None:
+    """`groups_incomplete`, which operations.md says to look at, was in Prometheus alone."""
+    said = OPERATIONS.read_text().split("**What the numbers mean.**")[1].split("**What `tail` shows")[0]
+    first_cells = [line.split("|")[1] for line in said.splitlines() if line.startswith("| `")]
+    documented = {name for cell in first_cells for name in re.findall(r"`([a-z_]+)`", cell)}
+    config = ReceiverConfig(max_nacks=0, timing=Timing(heartbeat_s=0.05))
+    with (
+        SampleReceiver(out=tmp_path, config=config) as receiver,
+        SampleObserver(receiver.address, timing=config.timing) as observer,
+        SampleSender(receiver.address) as sender,
+        PrometheusExporter(receiver) as exporter,
+    ):
+        sender.send(make_sample(1))
+        lease = receiver.next(10.0)
+        assert lease is not None
+        lease.nack("no use")
+        while observer.status is None or "dropped_nacked_total" not in observer.status.metrics:
+            observer.next(0.05)
+        metrics = receiver.metrics()
+        exported = {series.split("{")[0] for series in scrape(exporter.url)} | {"rejected_total"}
+        assert observer.status.metrics.keys() == metrics.keys()
+        sender.close(drain_s=0.0)
+    of_a_worker = {name for name in documented if name.startswith("producer_")}
+    assert metrics.keys() - {"dropped_nacked_total"} == documented - of_a_worker
+    assert exported == documented
+    assert HELP.keys() == documented
+    assert (metrics["stored"], metrics["observers"], metrics["groups_incomplete"]) == (1, 1, 0)

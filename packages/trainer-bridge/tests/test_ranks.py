@@ -11,20 +11,27 @@ from pathlib import Path
 
 import pytest
 from trainer_bridge import (
+    BatchError,
     BatchLease,
     BridgeError,
+    ClosedError,
+    Collator,
     ConfigError,
+    ConnectError,
     RankReceiver,
     ReceiverConfig,
+    SampleDataset,
     SampleReceiver,
     SampleSender,
     SenderConfig,
+    StepAbortedError,
+    StuckError,
     Timing,
 )
 from trainer_bridge.control import ControlBoard
 from trainer_bridge.member import Member
-from trainer_bridge.messages import Ask, Done, Ready, Share, Verdict
 from trainer_bridge.pool import Pool
+from trainer_bridge.rank_messages import Ask, Done, Ready, Share, Verdict
 from trainer_bridge.session import ReceiverSession
 from trainer_bridge.session.steps import StepTable
 from trainer_bridge.stuck import cause_of_standstill
@@ -139,7 +146,8 @@ def test_the_number_of_ranks_may_change_and_groups_may_be_spread(ranks: Callable
         second[1].nack("one is bad", rollouts=[second[1].rollouts[0].rollout_id])
     second[1].nack("the loss was NaN")
     with pytest.raises(
-        BridgeError, match=r"rank 1 gave step 2 back: the loss was NaN; its rollouts come again"
+        StepAbortedError,
+        match=r"rank 1 gave step 2 back: the loss was NaN; its rollouts come again: call next",
     ):
         second[0].commit()
     assert sorted(numbers(three.receiver.next_batch(groups=3, deadline_s=10.0, world=1))) == [
@@ -186,7 +194,7 @@ def test_a_rank_killed_9_ends_the_step_and_its_groups_return(
         assert sorted(numbers(lease) + json.loads(line(rank))) == [0, 1, 10, 11]
         rank.kill()
         assert lease is not None
-        with pytest.raises(BridgeError, match=r"rank 1 was lost in step 1; its rollouts come again"):
+        with pytest.raises(StepAbortedError, match=r"rank 1 was lost in step 1; its rollouts come again"):
             lease.commit()
         with rank:
             pass
@@ -202,6 +210,234 @@ def test_a_rank_killed_9_ends_the_step_and_its_groups_return(
         assert receiver.stats().committed == 4
         rank.kill()
         with rank:
+            pass
+
+
+def test_a_rank_that_does_not_commit_is_named_and_may_be_waited_for_again(
+    ranks: Callable[..., Ranks],
+) -> None:
+    two = ranks(2, patience_s=0.3)
+    send(two.receiver.address, range(2))
+    mine, theirs = two.step(2, world=2)
+    assert mine is not None
+    assert theirs is not None
+    with pytest.raises(StuckError, match=r"rank 1 has not committed step 1 for 0\.[3-9] s: .*commit again"):
+        mine.commit()
+    assert two.receiver.stats().committed == 0
+    theirs.commit()
+    mine.commit()
+    assert two.receiver.stats().committed == 4
+
+
+def test_an_aborted_step_is_void_on_every_rank(
+    ranks: Callable[..., Ranks], wait: Callable[..., None]
+) -> None:
+    """It was a bare BridgeError, like any other: a trainer could not tell that it is to go on."""
+    three = ranks(3)
+    send(three.receiver.address, range(3))
+    mine, first, second = three.step(3, world=3)
+    assert mine is not None
+    assert first is not None
+    assert second is not None
+    first.commit()
+    three.others[1].close()  # rank 2 leaves with the step in its hands
+    with pytest.raises(StepAbortedError, match="rank 2 was lost in step 1"):
+        mine.commit()
+    with pytest.raises(StepAbortedError, match="call next_batch again"):
+        three.others[0].next_batch(groups=2)  # also where it had committed
+    three.others[0].world = 2
+    again, other = three.step(2, world=2)
+    assert again is not None
+    assert other is not None
+    assert sorted(numbers(again) + numbers(other)) == [0, 1, 10, 11]
+    again.nack("the loss was NaN")
+
+    def is_told() -> bool:
+        try:
+            three.others[0].next_batch(groups=2)
+        except StepAbortedError as error:
+            return "rank 0 gave step 2 back" in str(error)
+        except BridgeError:
+            return False  # it still holds the step
+        return pytest.fail("a step that nobody leased")
+
+    wait(is_told)
+    with pytest.raises(StepAbortedError, match="step 2 was aborted before"):
+        other.commit()
+
+
+def test_a_rank_that_stopped_waiting_gets_its_step_at_the_next_call(ranks: Callable[..., Ranks]) -> None:
+    """Its deadline passed, rank 0 got the step, and neither could go on: the rank held it without a lease."""
+    two = ranks(2)
+    send(two.receiver.address, range(4))
+    rank = two.others[0]
+    for _ in range(2):
+        with pytest.raises(ConnectError, match=r"did not decide within 0\.05 s"):
+            rank.next_batch(groups=2, deadline_s=0.05)
+    assert two.receiver.next_batch(groups=2, deadline_s=0.1, world=2) is None, "not without the other"
+    for first in (0, 20):
+        leases = two.step(2, world=2)
+        assert sorted(n for lease in leases for n in numbers(lease)) == [first + n for n in (0, 1, 10, 11)]
+        for lease in reversed(leases):
+            assert lease is not None
+            lease.commit()
+    assert two.receiver.stats().committed == 8
+
+
+def test_a_rank_that_is_no_longer_counted_is_told_so(ranks: Callable[..., Ranks]) -> None:
+    """The world shrank to 1, and rank 1 waited until the receiver was closed."""
+    two = ranks(2)
+    send(two.receiver.address, range(2))
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(two.others[0].next_batch, groups=2, deadline_s=25.0)
+        lease = two.receiver.next_batch(groups=2, deadline_s=20.0, world=1)
+        assert sorted(numbers(lease)) == [0, 1, 10, 11]
+        for _ in range(400):  # it may ask only now
+            if waiting.done():
+                break
+            assert two.receiver.next_batch(groups=2, deadline_s=0.05, world=1) is None
+        assert waiting.result(0.0) is None
+
+
+def test_a_dataset_goes_on_after_an_aborted_step(ranks: Callable[..., Ranks]) -> None:
+    """Each later `commit` of the others was one of the old lease, and raised."""
+    three = ranks(3)
+    send(three.receiver.address, range(3))
+    three.receiver.world = 3
+    sources = [three.receiver, *three.others]
+    data = [SampleDataset(source, numbers, groups=3, deadline_s=20.0) for source in sources]
+
+    def step(*datasets: SampleDataset[list[int]]) -> list[int]:
+        with ThreadPoolExecutor(3) as threads:
+            shares = threads.map(next, map(iter, datasets))
+            return sorted(n for share in shares for n in share)
+
+    assert step(*data) == [0, 1, 10, 11, 20, 21]
+    data[1].commit()
+    three.others[1].close()  # rank 2 is lost with the step in its hands
+    with pytest.raises(StepAbortedError, match="rank 2 was lost"):
+        data[0].commit()
+    with pytest.raises(StepAbortedError, match="rank 2 was lost"):
+        next(iter(data[1]))
+    assert [each.outstanding for each in data[:2]] == [0, 0]
+    assert [each.state_dict()["steps"] for each in data[:2]] == [0, 0]
+    three.receiver.world = three.others[0].world = 2
+    data[:2] = [SampleDataset(source, numbers, groups=2, deadline_s=20.0) for source in sources[:2]]
+    again = step(*data[:2])
+    assert len(again) == 4
+    three.others[0].close()
+    with pytest.raises(StepAbortedError, match="rank 1 was lost"):
+        data[0].nack("the loss was NaN")
+    three.receiver.world = 1
+    assert step(data[0]) == again
+    data[0].commit()
+    assert (data[0].outstanding, data[0].state_dict()["steps"]) == (0, 1)
+    assert three.receiver.stats().committed == 4
+
+
+def test_a_split_group_is_compared_as_a_whole(ranks: Callable[..., Ranks]) -> None:
+    """Two ranks hold one rollout each of two, over real sockets: only the other's gives a baseline."""
+    two = ranks(2, rank_split="rollouts")
+    send(two.receiver.address, [1])
+    leases = two.step(1, world=2)
+    found: list[float] = []
+    for lease in leases[::-1]:
+        assert lease is not None
+        (batch,) = Collator(advantages="dr_grpo").pad(lease)
+        assert batch.weights.sum() == pytest.approx(0.5)
+        found += set(batch.advantages[batch.loss_mask].tolist())
+        with pytest.raises(BatchError, match="split over ranks"):
+            _ = lease.samples
+        lease.commit()
+    assert sorted(found) == [-0.5, 0.5]
+
+
+def test_the_example_of_two_ranks(programs: Path) -> None:
+    command = [sys.executable, "-W", "error", str(programs / "two_ranks.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1.0\n"
+
+
+def test_rank_0_killed_9_goes_on_from_its_checkpoint_with_the_ranks_that_live(
+    programs: Path, tmp_path: Path, timing: Timing
+) -> None:
+    """A rank that had never heard of the restart took its commits for commits of the new receiver's steps."""
+    trainer = Rank0(programs, tmp_path, "tcp://127.0.0.1:0")
+    log: list[list[int]] = []
+
+    def follow(rank: RankReceiver) -> None:
+        while True:
+            try:
+                lease = rank.next_batch(groups=2)
+                if lease is not None:
+                    lease.commit()
+                    log.append(numbers(lease))
+            except StepAbortedError:
+                del log[len(trainer.weights) // 2 :]  # its weights go back to the checkpoint too
+            except ClosedError:
+                return
+
+    with (
+        SampleSender(trainer.address, spool=tmp_path / "spool", config=SenderConfig(timing=timing)) as sender,
+        RankReceiver(trainer.address, rank=1, world=2, timing=timing) as rank,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        for group in range(Rank0.GROUPS):
+            sender.send_group([make_rollout(2 * group + n, tokens=16, group=group)[0] for n in range(2)])
+        following = thread.submit(follow, rank)
+        for steps in (1, 3):
+            trainer.go(steps + 3)
+            for _ in range(steps):
+                assert trainer.line().isdigit()
+            trainer.kill()
+            trainer = Rank0(programs, tmp_path, trainer.address)
+        trainer.go(Rank0.GROUPS)
+        while trainer.line().isdigit():
+            pass
+        assert sender.wait_settled(10.0)
+        assert trainer.process.stdin is not None
+        trainer.process.stdin.close()
+        following.result(20.0)
+        assert trainer.process.wait(10) == 0
+    assert sorted([*trainer.weights, *(n for step in log for n in step)]) == list(range(2 * Rank0.GROUPS))
+    trainer.kill()
+
+
+class Rank0:
+    """`tests/programs/train.py` as rank 0 of two; goes on from the latest checkpoint in its folder."""
+
+    GROUPS = 16
+
+    def __init__(self, programs: Path, folder: Path, bind: str) -> None:
+        self.folder = folder
+        command = [sys.executable, str(programs / "train.py"), bind, str(folder), "--world", "2"]
+        command += ["--rollouts", str(self.GROUPS), "--out", str(folder / "store")]
+        if self.latest is not None:
+            command += ["--load", str(self.latest)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = self.line()
+
+    @property
+    def latest(self) -> Path | None:
+        return max(self.folder.glob("checkpoint-*.json"), default=None)
+
+    @property
+    def weights(self) -> list[int]:
+        return [] if self.latest is None else json.loads(self.latest.read_text())["weights"]
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go(self, steps: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n" * steps)
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        with self.process:
             pass
 
 
@@ -289,8 +525,35 @@ def test_a_rank_lost_after_go_voids_the_step_for_all() -> None:
     assert table.take_abandoned() == []
     table.on_lost(peer(2))
     assert [a.reason for a in table.take_abandoned()] == ["rank 2 was lost in step 1"]
-    with pytest.raises(BridgeError, match="rank 2 was lost in step 1"):
+    with pytest.raises(StepAbortedError, match="rank 2 was lost in step 1"):
         table.commit(1)
+
+
+def test_a_rank_that_stops_waiting_greets_anew_and_gets_no_step_meanwhile() -> None:
+    table = asked()
+    table.start(7, shares())
+    for rank in (1, 2):
+        table.told(peer(rank))
+    table.on_message(peer(2), process(2), Ready(1, 1))
+    table.on_hello(peer(1), process(1), 2)
+    assert table.missing() == [1]
+    table.on_hello(peer(1), process(1), 1)  # overtaken
+    table.on_message(peer(1), process(1), Ask(2, 1, 3, 3))
+    assert table.told(peer(1)) == ["Share"]
+    table.on_message(peer(1), process(1), Ready(2, 1))
+    assert table.told(peer(1)) == ["go"]
+    # It never heard that, and asks for another step than it would get.
+    table.on_hello(peer(1), process(1), 3)
+    table.on_message(peer(1), process(1), Ask(3, 1, 3, 6))
+    (abandoned,) = table.take_abandoned()
+    assert abandoned.reason == (
+        "rank 1 asks for 6 groups in all and counts 3 ranks, step 1 has 3 groups for 3 ranks"
+    )
+    assert table.told(peer(2)) == ["go", "aborted"]
+    with pytest.raises(StepAbortedError, match="rank 1 asks for 6 groups"):
+        table.commit(1)
+    table.open(3, 3)
+    assert table.told(peer(1)) == ["aborted", "aborted"], "the step, and the question"
 
 
 def test_a_question_without_sense_changes_nothing_and_a_process_is_one_rank() -> None:
@@ -310,7 +573,7 @@ def test_a_rank_that_does_not_ask_is_named() -> None:
     assert table.missing() == [1, 3]
     session = ReceiverSession(receiver=b"r" * 16, config=ReceiverConfig(), board=ControlBoard())
     session.steps = table
-    session.refusals["w7"] = "another schema"
+    session.refusals.standing["w7"] = "another schema"
     pool = Pool(
         session=session,
         config=ReceiverConfig(),

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_bridge.codec import Frames, decode_data, draft
+from trainer_bridge.codec import Frames, decode_data, decode_frames, draft
 from trainer_bridge.config import ReceiverConfig, Timing
 from trainer_bridge.control import ControlBoard
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.memory_transport import Fault, MemoryClient, MemoryServer
-from trainer_bridge.messages import DataHead, Hello, Welcome
+from trainer_bridge.messages import DataHead, Error, Hello, Welcome
 from trainer_bridge.payload import Buffer
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import (
@@ -26,6 +27,8 @@ from trainer_bridge.session import (
     negotiate,
 )
 from trainer_bridge.session.handshake import SCHEMAS
+from trainer_bridge.session.rank import RankSession
+from trainer_bridge.session.refusal_kinds import REFUSAL_KINDS, SESSION_ERRORS, kind_of_refusal
 from trainer_bridge.testing import make_sample
 
 TIMING = Timing(heartbeat_s=1.0, peer_timeout_s=30.0, greet_again_s=1.0, resend_s=3.0)
@@ -78,10 +81,18 @@ class Producer:
 class Consumer:
     """A receiver without threads: session, server, and the rollouts in the order of being applied."""
 
-    def __init__(self, server: MemoryServer, *, config: ReceiverConfig | None = None) -> None:
+    def __init__(
+        self,
+        server: MemoryServer,
+        *,
+        config: ReceiverConfig | None = None,
+        receiver: bytes = b"r" * 16,
+        board: ControlBoard | None = None,
+    ) -> None:
         self.server = server
         self.config = config or ReceiverConfig(timing=TIMING)
-        self.session = ReceiverSession(receiver=b"r" * 16, config=self.config, board=ControlBoard())
+        self.board = board or ControlBoard()
+        self.session = ReceiverSession(receiver=receiver, config=self.config, board=self.board)
         self.applied: list[int] = []
         self.queue: list[tuple[Identity, int, int]] = []
         self.longest_queue = 0
@@ -259,15 +270,142 @@ def test_an_attempt_that_was_replaced_is_not_applied_any_more() -> None:
 
 def test_a_message_that_is_refused_three_times_is_dropped_with_a_counted_reason() -> None:
     producer, consumer = pair()
+    good = draft([make_sample(1, tokens=8)])
+    bad = msgspec.structs.replace(
+        good.head, schema="sample/9", producer=PRODUCER, epoch=1, sequence=1, created_ns=0
+    )
+    producer.messages.append(Frames(encode_head(bad), good.payload))
+    producer.session.last = 1
+    producer.send(2)
+    run(producer, consumer, steps=10)
+    assert producer.session.dropped == {ErrorCode.UNKNOWN_SCHEMA: 1}
+    assert consumer.session.rejected == {ErrorCode.UNKNOWN_SCHEMA: 3}
+    assert consumer.applied == [2]
+    assert producer.session.unsettled == 0
+    assert producer.session.damaged == 0
+
+
+def test_a_message_that_is_damaged_on_every_way_is_never_dropped_and_asked_for_less_and_less() -> None:
+    producer, consumer = pair()
     good = draft([make_sample(1, tokens=8)]).numbered(PRODUCER, 1, 1, 0)
     producer.messages.append(Frames(good.head, bytes(len(good.payload))))
     producer.session.last = 1
     producer.send(2)
-    run(producer, consumer, steps=10)
-    assert producer.session.dropped == {ErrorCode.BAD_PAYLOAD_HASH: 1}
-    assert consumer.session.rejected == {ErrorCode.BAD_PAYLOAD_HASH: 3}
-    assert consumer.applied == [2]
+    sent_s: list[float] = []
+    for tick in range(400):
+        before = producer.session.resent
+        producer.step(tick * 0.1)
+        consumer.step(tick * 0.1)
+        sent_s += [tick * 0.1] * (producer.session.resent - before)
+    assert (producer.session.dropped, producer.session.unsettled) == ({}, 1)
+    assert consumer.applied == [2]  # it holds up nobody else
+    waits = np.diff(sent_s)
+    assert waits[0] < waits[2] <= max(waits) < TIMING.resend_s + 2 * TIMING.heartbeat_s
+    assert (
+        producer.session.damaged == consumer.session.rejected[ErrorCode.BAD_PAYLOAD_HASH] == 1 + len(sent_s)
+    )
+    assert producer.session.damage.startswith(f"message 1 ({1 + len(sent_s)} copies of it so far) arrived")
+    producer.messages[0] = good  # the network is mended
+    run(producer, consumer, now_s=50.0)
+    assert consumer.applied == [2, 1]
     assert producer.session.unsettled == 0
+
+
+def test_every_refusal_has_a_kind_and_those_of_a_newer_peer_too() -> None:
+    assert set(REFUSAL_KINDS) == set(ErrorCode)
+    assert all((kind == "session") == (code >= SESSION_ERRORS) for code, kind in REFUSAL_KINDS.items())
+    assert (kind_of_refusal(31), kind_of_refusal(99)) == ("content", "session")
+
+
+def test_only_what_no_hash_vouched_for_counts_as_damage() -> None:
+    """A bit flipped anywhere in either frame is refused with a code that a whole copy mends."""
+    whole = draft([make_sample(1, tokens=8)]).numbered(PRODUCER, 1, 1, 0)
+    frames = (whole.head, bytes(whole.payload))
+    for n in (0, 1):
+        for bit in range(0, 8 * len(frames[n]), 5):
+            raw = bytearray(frames[n])
+            raw[bit // 8] ^= 1 << bit % 8
+            hurt = (bytes(raw), frames[1]) if n == 0 else (frames[0], bytes(raw))
+            with pytest.raises(ProtocolError) as refused:
+                decode_frames(Frames(*hurt))
+            assert kind_of_refusal(refused.value.code) == "damage", (n, bit, refused.value)
+
+
+def test_a_sender_in_quarantine_waits_and_is_not_refused_for_ever() -> None:
+    producer, consumer = pair()
+    producer.send(1)
+    producer.step(0.0)
+    session = producer.session
+    session.on_message(Error(session.session, ErrorCode.QUARANTINED, "too many malformed messages"), 0.0)
+    assert session.state != "refused"
+    assert session.damage == "too many malformed messages"
+    run(producer, consumer)
+    assert consumer.applied == [1]
+
+
+def test_a_trainer_that_restarts_on_a_clock_that_is_behind_is_heard() -> None:
+    """Generations count from the start time; over a restart they say nothing."""
+    producer, consumer = pair()
+    run(producer, consumer)
+    view = producer.session.control
+    consumer.session.say_bye("the trainer is restarted")
+    before = ControlBoard(base=10**9).set(run_state="pause", weights_version=5)
+    producer.session.on_message(before.message(producer.session.session), 0.0)
+    reborn = Consumer(MemoryServer(), receiver=b"s" * 16, board=ControlBoard(base=10))
+    producer.client.reopen(reborn.server)
+    run(producer, reborn, now_s=1.0)
+    assert (view.state.generation, view.state.run_state) == (0, "pause")  # it has said nothing yet
+    after = reborn.board.set(run_state="run", weights_version=4)
+    reborn.session.publish()
+    run(producer, reborn, now_s=2.0)
+    assert view.state == after
+    producer.client.cut()
+    producer.client.reopen(reborn.server)  # the same start of it: nothing is forgotten
+    run(producer, reborn, now_s=3.0)
+    assert view.state == after
+
+
+def test_guests_hear_a_restarted_trainer_on_a_clock_that_is_behind() -> None:
+    for guest in (
+        ObserverSession(observer=b"o" * 16, name="o", timing=TIMING),
+        RankSession(process=b"m" * 16, rank=1, timing=TIMING),
+    ):
+        for receiver, base in ((b"r" * 16, 10**9), (b"s" * 16, 10)):
+            guest.connected(0.0)
+            guest.on_message(
+                Welcome(guest.session, receiver, 0, "sample/1", (), 4, 1 << 20, sequence_limit=0), 0.0
+            )
+            state = ControlBoard(base=base).set(weights_version=base % 7)
+            guest.on_message(state.message(guest.session), 0.0)
+            assert guest.control.state == state
+            guest.disconnected()
+
+
+def test_a_producer_that_leaves_says_what_it_leaves_behind() -> None:
+    producer, consumer = pair()
+    for n in range(5):
+        producer.send(n)
+    run(producer, consumer, take=2, steps=3)
+    run(producer, consumer, take=0, now_s=5.0)  # a heartbeat
+    known = consumer.session.ledger.producers[PRODUCER]
+    assert known.reported_unsettled > 0
+    run(producer, consumer, now_s=5.2)
+    producer.session.say_bye("closed")
+    run(producer, consumer, now_s=5.3)
+    assert (known.presence, known.reported_unsettled) == ("finished", 0)
+
+
+def test_what_a_producer_left_behind_here_is_settled_by_commits_after_it() -> None:
+    producer, consumer = pair()
+    for n in range(5):
+        producer.send(n)
+    run(producer, consumer, take=0)
+    producer.session.say_bye("closed")
+    run(producer, consumer, take=0, now_s=1.0)
+    known = consumer.session.ledger.producers[PRODUCER]
+    assert (known.presence, known.reported_unsettled) == ("finished", 5)
+    consumer.step(2.0)
+    assert known.reported_unsettled == 0
 
 
 def test_credit_stops_a_producer_until_its_messages_are_taken() -> None:
@@ -331,7 +469,6 @@ def test_peers_that_have_nothing_in_common_are_told_why() -> None:
     code, text = refusal_of(hello(schemas=(("sample/1", 1),)))
     assert code == ErrorCode.NO_COMMON_SCHEMA
     assert "install the same trainer-bridge on both sides" in text
-    assert refusal_of(hello(peer=b"short"))[0] == ErrorCode.BAD_BODY
     assert refusal_of(hello(streams=()))[0] == ErrorCode.BAD_BODY
 
 
@@ -382,10 +519,12 @@ def test_a_slow_observer_misses_copies_and_nobody_else_notices() -> None:
     for message in observer.take_messages():
         consumer.session.on_message(b"obs", message, 0.0)
     observer.on_message(consumer.session.take_messages(0.0)[0][1], 0.0)
-    for message in observer.take_messages():  # credit for copies
-        consumer.session.on_message(b"obs", message, 0.0)
+    credit = observer.take_messages()
     copies = [list(consumer.session.observers()) for _ in range(5)]
-    assert copies == [[b"obs"]] * 3 + [[]] * 2
+    assert copies == [[b"obs"]] * 3 + [[]] * 2, "WELCOME is enough: its first CREDIT may be late"
+    for message in credit:
+        consumer.session.on_message(b"obs", message, 0.0)
+    assert list(consumer.session.observers()) == [b"obs"]
     assert consumer.session.skipped_copies == 2
     producer.send(1)
     run(producer, consumer)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_bridge.clock import SystemClock
 from trainer_bridge.codec import Frames, decode_frames, draft
-from trainer_bridge.config import Durability, SenderConfig
+from trainer_bridge.config import Durability, ReceiverConfig, SenderConfig
 from trainer_bridge.errors import NotDurableError, SpoolError
 from trainer_bridge.outbox import SpoolOutbox
 from trainer_bridge.segment import Segment
@@ -116,7 +116,8 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         log.read(1)
     log.close()
     segment, fault = Segment.scan(first, verify=True)
-    assert (segment.last, fault) == (0, "record 1 at byte 32: hash")
+    assert (segment.last, fault) == (1, "")
+    assert segment.damage == [(1, 1, f"{first}: record 1 at byte 32: hash")]
 
 
 def test_a_segment_killed_at_birth_is_no_obstacle(tmp_path: Path) -> None:
@@ -229,14 +230,13 @@ def test_a_quota_fills_up(tmp_path: Path) -> None:
 
 def test_a_store_remembers_what_was_committed(tmp_path: Path, wait: Callable[..., None]) -> None:
     def opened() -> Store:
-        return Store(tmp_path, segment_bytes=1 << 20, now_ns=1, progressed=lambda: None)
+        return Store(tmp_path, config=ReceiverConfig(), now_ns=1, progressed=lambda: None)
 
     store = opened()
     for n in range(1, 5):
         store.append(message(n))
     wait(lambda: store.synced == 4)
-    store.commit(1)
-    store.commit(3)
+    store.commit_many([(1, ""), (3, "")])
     done: list[int] = []
     wait(lambda: done.extend(store.take_committed()) or sorted(done) == [1, 3])
     store.close()
@@ -244,6 +244,36 @@ def test_a_store_remembers_what_was_committed(tmp_path: Path, wait: Callable[...
     assert [(h.position, h.committed) for h in store.held()] == [(1, True), (2, False), (3, True), (4, False)]
     assert store.read(2).rollout_id == f"{2:032x}"
     store.close()
+
+
+def test_the_cursor_of_a_store_is_never_ahead_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: Callable[..., None]
+) -> None:
+    """What comes while the disk is busy is on it after the next flush; a power cut took the record alone."""
+    store = Store(tmp_path, config=ReceiverConfig(), now_ns=1, progressed=lambda: None)
+    cursor = tmp_path / "samples" / "cursor.json"
+    on_disk: list[int] = []
+    noted: list[int] = []
+    real = os.fdatasync
+
+    def busy(fd: int) -> None:
+        if cursor.exists():
+            noted.append(json.loads(cursor.read_text())["upto"] - on_disk[-1])
+        upto = store.last
+        real(fd)
+        on_disk.append(upto)
+        if upto < 5:
+            store.append(message(upto + 1))
+            store.commit_many([(upto + 1, "")])
+
+    monkeypatch.setattr(os, "fdatasync", busy)
+    store.append(message(1))
+    store.commit_many([(1, "")])
+    wait(lambda: store.synced == 5)
+    store.close()
+    assert json.loads(cursor.read_text())["upto"] == 5
+    assert len(noted) >= 4
+    assert max(noted) <= 0
 
 
 def test_a_disk_that_does_not_confirm_is_told_and_nothing_more_is_taken(

@@ -62,7 +62,7 @@ _SAMPLE_FIELDS = {
 }
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sampled span of a sample: what the model produced in one assistant turn."""
 
     start: int
@@ -98,7 +98,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return truncated(self.top_p, self.top_k, self.min_p)
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One training sample: a part of a rollout as flat, equally long per-token arrays.
 
     `token_ids`, `loss_mask`, `logprobs` and `versions` all have shape `[n]`. The sample holds
@@ -269,7 +269,7 @@ def _check_arrays(s: Sample) -> npt.NDArray[np.bool_]:
         array: Any = getattr(s, name)
         if not isinstance(array, np.ndarray) and (array is not None or name in _ARRAYS[:4]):
             raise SampleError(f"{name} must be a numpy array, got a {type(array).__name__}")
-    n = len(s.token_ids)
+    n = s.token_ids.size
     for name, array, dtype in (
         ("token_ids", s.token_ids, np.int32),
         ("loss_mask", s.loss_mask, np.uint8),
@@ -306,15 +306,22 @@ def _check_channels(s: Sample, n: int) -> None:
         raise SampleError("kept_ids and kept_offsets come together")
     if s.kept_ids is not None and s.kept_offsets is not None:
         offsets = s.kept_offsets
-        if offsets.dtype != np.int64 or s.kept_ids.dtype != np.int32 or offsets.shape != (n + 1,):
-            raise SampleError(f"kept_offsets must be int64 of length {n + 1} and kept_ids int32")
+        if (offsets.dtype, offsets.shape) != (np.int64, (n + 1,)):
+            raise SampleError(f"kept_offsets must be int64 of length {n + 1}")
+        if (s.kept_ids.dtype, s.kept_ids.ndim) != (np.int32, 1):
+            raise SampleError(
+                f"kept_ids must be a flat int32 array, got {s.kept_ids.dtype} {s.kept_ids.shape}"
+            )
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(s.kept_ids) or bool(np.any(np.diff(offsets) < 0)):
             raise SampleError("kept_offsets must rise from 0 to len(kept_ids)")
     if s.routed_experts is not None and (
-        s.routed_experts.ndim != 3 or s.routed_experts.shape[0] != max(n - 1, 0)
+        s.routed_experts.ndim != 3
+        or s.routed_experts.shape[0] != max(n - 1, 0)
+        or s.routed_experts.dtype.kind not in "iu"
     ):
         raise SampleError(
-            f"routed_experts must have shape [{max(n - 1, 0)}, layers, top_k], got {s.routed_experts.shape}"
+            f"routed_experts must be integers of shape [{max(n - 1, 0)}, layers, top_k], got "
+            f"{s.routed_experts.dtype} {s.routed_experts.shape}"
         )
 
 

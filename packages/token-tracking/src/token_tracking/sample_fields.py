@@ -19,6 +19,8 @@ class Field(NamedTuple):
     plain: Callable[[object], object]
     """Gives the exact value; None: it has none."""
     need: str
+    words: frozenset[str] = frozenset()
+    """The only values it may have; none: any of its types."""
 
 
 WHOLE = Field(frozenset({int}), plain_int, "an int")
@@ -35,7 +37,7 @@ def one_of(choices: tuple[str, ...]) -> Field:
         text = plain_text(value)
         return text if text in choices else None
 
-    return Field(frozenset(), plain, f"one of {', '.join(choices)}")
+    return Field(frozenset({str}), plain, f"one of {', '.join(choices)}", frozenset(choices))
 
 
 def hold_exact(struct: msgspec.Struct, fields: Mapping[str, Field]) -> None:
@@ -46,7 +48,7 @@ def hold_exact(struct: msgspec.Struct, fields: Mapping[str, Field]) -> None:
     """
     for name, field in fields.items():
         value = getattr(struct, name)
-        if type(value) not in field.exact:
+        if type(value) not in field.exact or (field.words and value not in field.words):
             plain = field.plain(value)
             if plain is None:
                 raise SampleError(f"{name} is {value!r:.80}: need {field.need}")

@@ -15,9 +15,11 @@ from trainer_bridge.errors import (
     BackpressureError,
     BatchError,
     BridgeError,
+    CallbackError,
     ClosedError,
     ConfigError,
     ConnectError,
+    DamagedError,
     ErrorCode,
     ForkedError,
     NoDataError,
@@ -25,16 +27,18 @@ from trainer_bridge.errors import (
     ProtocolError,
     RefusedError,
     SpoolError,
+    StepAbortedError,
     StuckError,
     TorchMissingError,
     UnsendableError,
 )
 from trainer_bridge.keys import CurveKeys
-from trainer_bridge.lease import BatchLease, Lease, LeasedGroup, LeasedRollout
+from trainer_bridge.lease import BatchLease, Lease
+from trainer_bridge.leased import LeasedGroup, LeasedRollout
 from trainer_bridge.observer import SampleObserver
 from trainer_bridge.rank_receiver import RankReceiver
 from trainer_bridge.receiver import SampleReceiver
-from trainer_bridge.receiver_loop import ReceiverEvent
+from trainer_bridge.receiver_events import ReceiverEvent
 from trainer_bridge.sender import SampleSender
 from trainer_bridge.sender_loop import SenderEvent
 from trainer_bridge.stats import ProducerStats, Receipt, ReceiverStats, SenderStats
@@ -49,12 +53,14 @@ __all__ = [
     "BatchError",
     "BatchLease",
     "BridgeError",
+    "CallbackError",
     "ClosedError",
     "Collator",
     "ConfigError",
     "ConnectError",
     "ControlState",
     "CurveKeys",
+    "DamagedError",
     "DeadLetter",
     "ErrorCode",
     "ForkedError",
@@ -79,6 +85,7 @@ __all__ = [
     "SenderEvent",
     "SenderStats",
     "SpoolError",
+    "StepAbortedError",
     "StuckError",
     "Timing",
     "TorchMissingError",

@@ -58,6 +58,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def leaves_machine(address: str) -> bool:
+    """True if other machines can reach what is bound there."""
+    match = _TCP.match(address)
+    return match is not None and not is_loopback(match["v6"] or match["host"])
+
+
+def to_connect(address: str) -> str:
+    """A bound address as whoever connects writes it: bound to all addresses, it has this machine's name."""
+    match = _TCP.match(address)
+    if match is None or (match["v6"] or match["host"]) not in _ANY:
+        return address
+    return f"tcp://{socket.gethostname()}:{match['port']}"
+
+
 def absence_hint(address: str) -> str:
     """What to look at when nobody answers at an address; asks the resolver.
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from token_tracking.sample import Sample
 
-from trainer_bridge.credit import Credit, Step, choose_credit, returns, rollout_steps
+from trainer_bridge.credit import (
+    Credit,
+    Step,
+    check_discount,
+    choose_credit,
+    returns,
+    rollout_steps,
+    step_rewards,
+)
 from trainer_bridge.errors import BatchError
-from trainer_bridge.grouping import Rollout, group_samples, trained_mask
+from trainer_bridge.grouping import RemoteRollout, Rollout, group_samples, trained_mask
+from trainer_bridge.options import check_options
 
 AdvantageRule = Literal["grpo", "dr_grpo", "rloo", "reward"]
 """With r the reward, and mean and deviation over the rollouts of the group that count:
@@ -63,6 +73,7 @@ def advantages(
     credit: Credit | None = None,
     discount: float = 1.0,
     epsilon: float = 1e-6,
+    elsewhere: Mapping[str, Sequence[RemoteRollout]] | None = None,
 ) -> Advantages:
     """Advantage of every trained token of a step.
 
@@ -79,28 +90,33 @@ def advantages(
     are 0; likewise for `grpo` if the rollouts that count did all equally well. `has_signal` says so.
 
     Args:
-        samples: all samples of the step; of each rollout all parts, of each group all rollouts.
+        samples: all samples of the step; of each rollout all parts, of each group all rollouts (but for
+            those in `elsewhere`).
         rule: how a rollout is compared.
         credit: which rewards count. None: the rollout's, and turn rewards are refused.
         discount: per turn, 0 to 1; for turn credit alone.
         epsilon: added to the deviation of `grpo`.
+        elsewhere: group id -> the rollouts that other data-parallel ranks hold of it. The result is that of
+            the whole group, to the bit. None: every group is whole.
 
     Raises:
         BatchError: a rollout in the loss is not graded, a rollout is not whole, or there are turn rewards
             and `credit` is None.
     """
-    if rule not in ("grpo", "dr_grpo", "rloo", "reward"):
-        raise BatchError(f"unknown advantage rule {rule!r}: use grpo, dr_grpo, rloo or reward")
-    if not 0 <= discount <= 1:
-        raise BatchError(f"discount must lie in 0..1, got {discount}")
-    chosen = choose_credit(samples, credit)
+    given = {"rule": rule, "credit": credit, "discount": discount, "epsilon": epsilon}
+    check_options(advantages, given, BatchError)
+    check_discount(discount, credit)
+    remote = elsewhere or {}
+    chosen = choose_credit(samples, credit, [each for rollouts in remote.values() for each in rollouts])
     grouping = group_samples(samples)
     masks = tuple(trained_mask(sample) for sample in samples)
     scored: list[list[_Scored]] = [[] for _ in grouping.group_ids]
     for rollout in grouping.rollouts:
         steps = rollout_steps(samples, rollout, chosen)
         if steps is not None:
-            scored[rollout.group].append(_Scored(rollout, steps, returns(steps, discount)))
+            scored[rollout.group].append(
+                _Scored(rollout, steps, returns([step.reward for step in steps], discount))
+            )
         elif any(bool(masks[index].any()) for index in rollout.samples):
             raise BatchError(
                 f"rollout {rollout.rollout_id} is in the loss but not graded (credit {chosen!r}): it has no "
@@ -109,7 +125,9 @@ def advantages(
     tokens = tuple(np.zeros(len(sample), np.float32) for sample in samples)
     groups: list[GroupBaseline] = []
     for group_id, members in zip(grouping.group_ids, scored, strict=True):
-        baseline = _baseline(group_id, members)
+        counted = [member.returns for member in members if member.rollout.in_baseline]
+        counted += _remote_returns(remote.get(group_id, ()), chosen, discount)
+        baseline = _baseline(group_id, counted)
         groups.append(baseline)
         for member in members:
             values = _compare(member, baseline, rule, epsilon)
@@ -119,19 +137,26 @@ def advantages(
     return Advantages(tokens, tuple(groups))
 
 
-def _baseline(group_id: str, members: Sequence[_Scored]) -> GroupBaseline:
-    counted = [member for member in members if member.rollout.in_baseline]
+def _remote_returns(
+    rollouts: Sequence[RemoteRollout], credit: Credit, discount: float
+) -> list[npt.NDArray[np.float64]]:
+    rewards = [step_rewards(r.turn_rewards, r.reward, credit) for r in rollouts if r.in_baseline]
+    return [returns(each, discount) for each in rewards if each is not None]
+
+
+def _baseline(group_id: str, counted: Sequence[npt.NDArray[np.float64]]) -> GroupBaseline:
     count = len(counted)
     if not count:
         return GroupBaseline(group_id, 0, float("nan"), float("nan"), has_signal=False)
-    mean = sum(member.mean for member in counted) / count
+    # `fsum` is exact, so that ranks which know the rollouts in another order find the very same numbers.
+    mean = math.fsum(float(each.mean()) for each in counted) / count
     if count == 1:
         return GroupBaseline(group_id, 1, mean, float("nan"), has_signal=False)
-    everything = np.concatenate([member.returns for member in counted])
+    everything = np.concatenate(counted)
     # Not by comparing the deviation with 0: equal rewards leave rounding dust, which division would blow up.
     if everything.min() == everything.max():
         return GroupBaseline(group_id, count, float(everything[0]), 0.0, has_signal=False)
-    square = sum(float(((member.returns - mean) ** 2).mean()) for member in counted)
+    square = math.fsum(float(((each - mean) ** 2).mean()) for each in counted)
     return GroupBaseline(group_id, count, mean, (square / (count - 1)) ** 0.5, has_signal=True)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from trainer_bridge.errors import TorchMissingError
+from trainer_bridge.errors import BatchError, TorchMissingError
 
 T = TypeVar("T")
 """`numpy.ndarray`, or `torch.Tensor` after `Batch.torch()`."""
@@ -49,54 +49,68 @@ class Batch(Generic[T]):
     `loss_mask`, `logprobs`, `weights` and the rest at i speak of `token_ids` at i, which the model predicts
     from position i - 1. `token_logprobs` and `labels` do the shift; models of `transformers` shift labels
     themselves.
+
+    Attributes:
+        layout: `padded`: a row is one sequence. `packed`: one row holds all sequences, end to end, without
+            padding.
+        token_ids: int64; `pad_id` where no token is.
+        attention_mask: int64: 1 where a token is. None if packed: `cu_seqlens` and `position_ids` separate
+            the sequences.
+        position_ids: int64: from 0 in every sequence; 0 where no token is.
+        sequence_ids: int32: the sequence a token belongs to, an index into the arrays of shape `[sequences]`;
+            -1: padding.
+        loss_mask: bool: the token is trained. Never a sequence's first token, never in a sample out of the
+            loss.
+        logprobs: float32: what the engine recorded for trained tokens, 0 elsewhere: a NaN there would make a
+            NaN of every sum and gradient, also where the weight is 0 (0 * NaN). NaN on a trained token
+            without one, which only `Collator(ratio=False)` lets in.
+        temperature: float32: of the distribution that `logprobs` belong to. That of the turn where they are
+            `processed`; 1 where they are `raw`, which the engine records before it divides, and where nothing
+            is trained (`Collator(recompute=True)`: that of every turn).
+        kept: The vocabularies of `processed` log-probabilities that were truncated. None: there are none.
+        versions: int32: weight version; -1: not sampled, or no token; -2: not known.
+        weights: float32: how much the token counts in the step's loss; 0 where not trained.
+        advantages: float32; 0 where not trained. None: none were asked for (fill the slot with
+            `dataclasses.replace`).
+        token_rewards: float32: each reward on the last trained token of what earned it.
+        sampling: None: not asked for.
+        routed_experts: int16 or int32 `[rows, tokens, layers, top_k]`; -1 where none is recorded: each
+            sequence's last token, and samples without routing. None: no sample has any.
+        rewards: float32 `[sequences]`, one per sample: the reward of its rollout, so the parts of a rollout
+            repeat it; NaN: not graded.
+        sample_index: int32 `[sequences]`: index into the samples that the collator was given. -1, as in the
+            next two: a sequence of padding, alone in a batch that only makes the number of batches the same
+            on all data-parallel ranks; its weights are 0, its reward is NaN.
+        rollout_index: int32 `[sequences]`: equal for the parts of one rollout, counted from 0 over the step:
+            the same in all of its batches, and starting anew with the next step.
+        group_index: int32 `[sequences]`: the same for the rollouts of one group.
+        cu_seqlens: int32 `[sequences + 1]`: where the sequences begin and end, laid end to end without
+            padding. For packed batches, in the row itself, as variable-length attention kernels read it; the
+            rows of a padded batch are not laid out so.
+        max_seqlen: Tokens of the longest sequence.
     """
 
     layout: Literal["padded", "packed"]
-    """`padded`: a row is one sequence. `packed`: one row holds all sequences, end to end, without padding."""
     token_ids: T
-    """int64; `pad_id` where no token is."""
     attention_mask: T | None
-    """int64: 1 where a token is. None if packed: `cu_seqlens` and `position_ids` separate the sequences."""
     position_ids: T
-    """int64: from 0 in every sequence; 0 where no token is."""
     sequence_ids: T
-    """int32: the sequence a token belongs to, an index into arrays of shape `[sequences]`; -1: no token."""
     loss_mask: T
-    """bool: the token is trained. Never a sequence's first token, never in a sample out of the loss."""
     logprobs: T
-    """float32: what the engine recorded for trained tokens, 0 elsewhere. NaN on a trained token without one,
-    which only `Collator(ratio=False)` lets in."""
     temperature: T
-    """float32: of the distribution that `logprobs` belong to. That of the turn where they are `processed`, 1
-    everywhere else (`Collator(recompute=True)`: that of every turn)."""
     kept: Kept[T] | None
-    """The vocabularies of `processed` log-probabilities that were truncated. None: there are none."""
     versions: T
-    """int32: weight version; -1: not sampled, or no token; -2: not known."""
     weights: T
-    """float32: how much the token counts in the step's loss; 0 where not trained."""
     advantages: T | None
-    """float32; 0 where not trained. None: none were asked for (fill the slot with `dataclasses.replace`)."""
     token_rewards: T
-    """float32: each reward on the last trained token of what earned it."""
     sampling: Sampling[T] | None
-    """None: not asked for."""
     routed_experts: T | None
-    """int16 or int32 `[rows, tokens, layers, top_k]`; -1 where none is recorded: each sequence's last token,
-    and samples without routing. None: no sample has any."""
     rewards: T
-    """float32 `[sequences]`: the rollout's reward; NaN: not graded."""
     sample_index: T
-    """int32 `[sequences]`: index into the samples that the collator was given."""
     rollout_index: T
-    """int32 `[sequences]`: equal for the parts of one rollout, over all batches of the step."""
     group_index: T
-    """int32 `[sequences]`: equal for the rollouts of one group, over all batches of the step."""
     cu_seqlens: T
-    """int32 `[sequences + 1]`: where the sequences begin and end if laid end to end without padding. If
-    packed, in the row itself, as variable-length attention kernels read it."""
     max_seqlen: int
-    """Tokens of the longest sequence."""
 
     def model_inputs(self) -> dict[str, T]:
         """`input_ids`, `position_ids` and, if padded, `attention_mask`: what `transformers` calls them."""
@@ -151,8 +165,11 @@ def token_logprobs(logits: Any, batch: Batch[Any]) -> Any:
         float tensor `[rows, tokens]`, not shifted: i is about `token_ids` at i. 0 where not trained.
 
     Raises:
+        BatchError: logits or batch are numpy arrays, the two differ in shape, or the batch has token ids that
+            the logits have no column for.
         TorchMissingError: torch is not installed.
     """
+    _check_logits(logits, batch)
     torch = import_torch()
     at = batch.loss_mask.reshape(-1).nonzero()[:, 0]
     vocabulary = logits.shape[-1]
@@ -160,12 +177,38 @@ def token_logprobs(logits: Any, batch: Batch[Any]) -> Any:
     rows = logits.reshape(-1, vocabulary)[at - 1].float()
     rows = rows / batch.temperature.reshape(-1)[at, None]
     ids = batch.token_ids.reshape(-1)[at, None]
+    _check_vocabulary(ids, vocabulary, "token id")
+    if batch.kept is not None:
+        _check_vocabulary(batch.kept.ids, vocabulary, "kept id")
     chosen = rows.gather(1, ids)[:, 0]
     norm = rows.logsumexp(1)
     if batch.kept is not None:
         norm = _kept_norm(torch, rows, norm, at, batch.kept)
     flat = torch.zeros(batch.token_ids.numel(), dtype=rows.dtype, device=rows.device)
     return flat.index_put((at,), chosen - norm).reshape(batch.token_ids.shape)
+
+
+def _check_logits(logits: Any, batch: Batch[Any]) -> None:
+    for name, value in (("logits", logits), ("batch", batch.token_ids)):
+        if isinstance(value, np.ndarray):
+            raise BatchError(
+                f"token_logprobs takes tensors, so that gradients can flow, and {name} holds numpy arrays: "
+                "give batch.torch() to the model, and both to this function"
+            )
+    if logits.ndim != 3 or logits.shape[:2] != batch.token_ids.shape:
+        raise BatchError(
+            f"logits have the shape {tuple(logits.shape)}: give [rows, tokens, vocabulary], with the batch's "
+            f"rows and tokens, {tuple(batch.token_ids.shape)}, of all its positions and not shifted"
+        )
+
+
+def _check_vocabulary(ids: Any, vocabulary: int, what: str) -> None:
+    largest = int(ids.max()) if len(ids) else -1
+    if largest >= vocabulary:
+        raise BatchError(
+            f"the batch has {what} {largest}, and the logits have columns for 0 to {vocabulary - 1}: is this "
+            "the model (and the tokenizer) that sampled?"
+        )
 
 
 def _kept_norm(torch: Any, rows: Any, norm: Any, at: Any, kept: Kept[Any]) -> Any:
@@ -192,8 +235,8 @@ def import_torch() -> Any:
         return importlib.import_module("torch")
     except ImportError as error:
         raise TorchMissingError(
-            "tensors were asked for, but torch cannot be imported: install trainer-bridge[torch], or use the "
-            f"batch's numpy arrays as they are ({error})"
+            'tensors were asked for, but torch cannot be imported: pip install "torch>=2.6" (the extra '
+            f"trainer-bridge[torch]), or use the batch's numpy arrays as they are ({error})"
         ) from error
 
 

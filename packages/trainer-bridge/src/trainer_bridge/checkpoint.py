@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -18,8 +18,7 @@ from trainer_bridge.session.watermark import Ranges, Watermark
 VERSION = 1
 _ID = 16
 _ATTEMPT = 4
-
-
+MAX_ATTEMPT = 2 ** (8 * _ATTEMPT) - 1
 KIND = "trainer-bridge/receiver"
 
 
@@ -35,8 +34,11 @@ class ReceiverState(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     rollouts: str = ""
     """Base64 of 20 bytes each, rollout id and attempt (u32, little endian): what was done last, so that a
     worker that runs one of them again under another identity is recognised."""
+    dropped_rollouts: str = ""
+    """Base64 of 16 bytes each: those of `rollouts` that were dropped. A later attempt of them is new; of the
+    others it is late."""
     closed_groups: str = ""
-    """Base64 of 16 bytes each: groups that ended before they were complete; late members are dropped."""
+    """Base64 of 16 bytes each: groups that ended last; late members are dropped."""
 
     def watermark(self) -> Watermark:
         """`done` as a set.
@@ -51,7 +53,15 @@ class ReceiverState(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 def encode_rollouts(rollouts: Iterable[tuple[bytes, int]]) -> str:
-    """(rollout id, attempt) pairs as they stand in the state."""
+    """(rollout id, attempt) pairs as they stand in the state.
+
+    Raises:
+        BridgeError: an attempt that no message can carry.
+    """
+    rollouts = list(rollouts)
+    for rollout, attempt in rollouts:
+        if not 0 <= attempt <= MAX_ATTEMPT:
+            raise BridgeError(f"rollout {rollout.hex()} has attempt {attempt}: it must be 0 to {MAX_ATTEMPT}")
     packed = b"".join(rollout + attempt.to_bytes(_ATTEMPT, "little") for rollout, attempt in rollouts)
     return base64.b64encode(packed).decode()
 
@@ -61,22 +71,27 @@ def decode_rollouts(text: str) -> list[tuple[bytes, int]]:
     return [(raw[:_ID], int.from_bytes(raw[_ID:], "little")) for raw in _records(text, _ID + _ATTEMPT)]
 
 
-def encode_groups(groups: Iterable[bytes]) -> str:
-    """Group ids as they stand in the state."""
-    return base64.b64encode(b"".join(groups)).decode()
+def encode_ids(ids: Iterable[bytes]) -> str:
+    """Ids of groups or rollouts as they stand in the state."""
+    return base64.b64encode(b"".join(ids)).decode()
 
 
-def decode_groups(text: str) -> list[bytes]:
+def decode_ids(text: str) -> list[bytes]:
     """The same, back."""
     return _records(text, _ID)
 
 
-def state_from(plain: Mapping[str, Any]) -> ReceiverState:
+def state_from(given: object) -> ReceiverState:
     """What `SampleReceiver.state_dict` gave, back from a checkpoint.
 
     Raises:
         BridgeError: it is something else, of a later version, or damaged.
     """
+    if not isinstance(given, Mapping):
+        raise BridgeError(
+            f"not a state of a SampleReceiver: a {type(given).__name__}; pass what state_dict() returned"
+        )
+    plain = cast("Mapping[str, Any]", given)
     if plain.get("kind") != KIND:
         raise BridgeError(
             f"not a state of a SampleReceiver: it holds {sorted(map(str, plain))[:8]}; pass what "
@@ -88,6 +103,11 @@ def state_from(plain: Mapping[str, Any]) -> ReceiverState:
         raise BridgeError(f"the receiver's state in the checkpoint is damaged: {error}") from error
     if state.version != VERSION:
         raise BridgeError(f"the receiver's state has version {state.version}, this version reads {VERSION}")
+    # All of it now: what is damaged must change nothing.
+    state.watermark()
+    decode_rollouts(state.rollouts)
+    decode_ids(state.dropped_rollouts)
+    decode_ids(state.closed_groups)
     return state
 
 

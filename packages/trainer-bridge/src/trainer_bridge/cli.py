@@ -11,15 +11,20 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from trainer_bridge.commands.audit import audit
 from trainer_bridge.commands.bench import bench, serve
 from trainer_bridge.commands.inspect import inspect
 from trainer_bridge.commands.keygen import keygen
+from trainer_bridge.commands.live import Peer
+from trainer_bridge.commands.output import OutputError
 from trainer_bridge.commands.receive import receive
 from trainer_bridge.commands.replay import replay
 from trainer_bridge.commands.tail import tail
+from trainer_bridge.config import MAX_INTERVAL_S
 from trainer_bridge.errors import BridgeError, ConfigError
 from trainer_bridge.keys import CurveKeys
 
@@ -30,7 +35,12 @@ EXIT_STOPPED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    _open_streams()
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return EXIT_NOT_STARTED
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.WARNING,
         format="trainer-bridge: %(message)s",
@@ -38,17 +48,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return int(args.run(args))
+    except OutputError as error:
+        _say(f"trainer-bridge {args.command}: {error}")
+        _drop_output()
+        return EXIT_WRONG
     except BridgeError as error:
         if args.debug:
             raise
         _say(f"trainer-bridge {args.command}: {error}")
         return EXIT_NOT_STARTED
     except BrokenPipeError:
-        # Whoever read our output is gone; the interpreter must not stumble over it once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it is gone
         return EXIT_WRONG
     except KeyboardInterrupt:
         return EXIT_STOPPED
+
+
+def _open_streams() -> None:
+    """A process that was started with closed outputs gets some: what they led to, sockets would take."""
+    if sys.stdout is None or sys.stderr is None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        sys.stdout = sys.stdout or os.fdopen(null, "w")
+        sys.stderr = sys.stderr or os.fdopen(os.dup(null), "w")
+
+
+def _drop_output() -> None:
+    """What is left of the output goes nowhere: the interpreter must not stumble over it when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _receive(args: argparse.Namespace) -> int:
@@ -100,7 +126,11 @@ def _keys(secret: Path | None, peers: Path | None, option: str) -> CurveKeys | N
 
 
 def _audit(args: argparse.Namespace) -> int:
-    return audit(args.path, as_json=args.json)
+    if args.live is None:
+        return audit(args.path, as_json=args.json)
+    keys = _keys(args.key, args.peer, "--peer")
+    live = Peer(args.live, timeout_s=args.timeout, insecure=args.insecure, keys=keys)
+    return audit(args.path, as_json=args.json, live=live)
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -127,14 +157,34 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
+def _seconds(text: str) -> float:
+    """A span of time to wait or to measure; argparse shows the error."""
+    with suppress(ValueError):
+        if 0 < float(text) <= MAX_INTERVAL_S:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no span of time: give seconds, more than 0")
+
+
+def _count(text: str) -> int:
+    with suppress(ValueError):
+        if int(text) >= 0:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no count: give a whole number, 0 or more")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trainer-bridge",
         description="Rollout samples to any trainer: acknowledged, deduplicated, bounded.",
     )
+    parser.add_argument("--version", action="version", version=f"trainer-bridge {version('trainer-bridge')}")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="log everything, and show tracebacks")
-    common.add_argument("--json", action="store_true", help="one JSON object per line")
+    for options, default in ((parser, False), (common, argparse.SUPPRESS)):  # before the command, or after it
+        for name, text in (
+            ("--debug", "log everything, and show tracebacks"),
+            ("--json", "one JSON object per line"),
+        ):
+            options.add_argument(name, action="store_true", default=default, help=text)
     network = argparse.ArgumentParser(add_help=False)
     network.add_argument(
         "--insecure", action="store_true", help="allow other machines, without encryption or authentication"
@@ -146,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     outward.add_argument(
         "--peer", type=Path, metavar="NAME.pub", help="with --key: the receiver's public key"
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     sub = commands.add_parser(
         "receive",
@@ -160,7 +210,8 @@ def _parser() -> argparse.ArgumentParser:
         "--allow",
         type=Path,
         metavar="DIR",
-        help="with --key: folder of the .pub files of all who may connect",
+        help="with --key: folder of the .pub files of all who may send; "
+        "in it, observers/ for who may look on, and ranks/",
     )
     sub.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics, as 127.0.0.1:9108")
     sub.set_defaults(run=_receive)
@@ -172,9 +223,9 @@ def _parser() -> argparse.ArgumentParser:
         description=tail.__doc__,
     )
     sub.add_argument("address", metavar="tcp://HOST:PORT")
-    sub.add_argument("--count", type=int, metavar="N", help="end after N samples")
+    sub.add_argument("--count", type=_count, metavar="N", help="end after N samples")
     sub.add_argument(
-        "--timeout", type=float, default=5.0, metavar="S", help="wait for the receiver (default: 5 s)"
+        "--timeout", type=_seconds, default=5.0, metavar="S", help="wait for the receiver (default: 5 s)"
     )
     sub.set_defaults(run=_tail)
 
@@ -187,23 +238,36 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("path", type=Path, metavar="SEGMENT_OR_DIR")
     sub.add_argument("--to", required=True, metavar="ADDRESS", help="the receiver")
     sub.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="wait for the receiver (default: 30 s)"
+        "--timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="give up when the receiver has not moved on for so long (default: 30 s)",
     )
     sub.set_defaults(run=_replay)
 
     sub = commands.add_parser(
-        "audit", parents=[common], help="is everything accounted for?", description=audit.__doc__
+        "audit",
+        parents=[common, network, outward],
+        help="is everything accounted for?",
+        description=audit.__doc__,
     )
     sub.add_argument("path", type=Path, metavar="RUN", help="run folder, spool, store or segment")
+    sub.add_argument(
+        "--live", metavar="ADDRESS", help="of the running receiver: tells leased from queued; looks on only"
+    )
+    sub.add_argument(
+        "--timeout", type=_seconds, default=5.0, metavar="S", help="with --live: wait for it (default: 5 s)"
+    )
     sub.set_defaults(run=_audit)
 
     sub = commands.add_parser(
         "inspect", parents=[common], help="show what is in a file", description=inspect.__doc__
     )
     sub.add_argument("path", type=Path, metavar="FILE", help="segment, spool, store, frame or dead letters")
-    sub.add_argument("--record", type=int, metavar="N", help="show all of record N")
+    sub.add_argument("--record", type=_count, metavar="N", help="show all of record N")
     sub.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="lines of a list (default: %(default)s)"
+        "--limit", type=_count, default=20, metavar="N", help="lines of a list (default: %(default)s)"
     )
     sub.set_defaults(run=_inspect)
 
@@ -216,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "address", nargs="?", metavar="tcp://HOST:PORT", help="a `bench --serve` (default: none)"
     )
-    sub.add_argument("--seconds", type=float, default=1.0, metavar="S", help="per size (default: 1 s)")
+    sub.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="per size (default: 1 s)")
     sub.add_argument("--serve", action="store_true", help="be the other end: take samples, throw them away")
     sub.add_argument("--bind", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="with --serve")
     sub.add_argument("--allow", type=Path, metavar="DIR", help="with --serve and --key: who may connect")

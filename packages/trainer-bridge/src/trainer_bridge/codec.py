@@ -46,7 +46,8 @@ def _array_names(part: int) -> tuple[str, ...]:
 
 
 _FIRST_NAMES = _array_names(0)
-_FIRST_REQUIRED = frozenset(_FIRST_NAMES[: len(_REQUIRED)])
+_FIRST_PLAIN = _FIRST_NAMES[: len(_REQUIRED)]
+_FIRST_REQUIRED = frozenset(_FIRST_PLAIN)
 _FIRST_ALL = frozenset(_FIRST_NAMES)
 """Most rollouts have one part."""
 
@@ -63,7 +64,7 @@ class Frames(NamedTuple):
         return len(self.head) + len(self.payload)
 
 
-class Draft(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """A rollout made ready to send, but for its place in a producer's sequence.
 
     The heavy work (the copy and the hash) is done before a number is taken, so that it needs no lock.
@@ -80,7 +81,7 @@ class Draft(msgspec.Struct, frozen=True):
         return Frames(encode_head(head), self.payload)
 
 
-class Data(msgspec.Struct, frozen=True):
+class Data(msgspec.Struct, frozen=True, gc=False):
     """A decoded DATA message. The samples' arrays are read-only views of the payload."""
 
     head: DataHead
@@ -149,8 +150,6 @@ def decode_data(head: DataHead, payload: Buffer) -> Data:
     """
     if head.schema != SCHEMA:
         raise ProtocolError(ErrorCode.UNKNOWN_SCHEMA, f"schema {head.schema!r}, this side knows {SCHEMA!r}")
-    if len(head.producer) != 16 or len(head.rollout_id) != 16 or len(head.group_id) != 16:
-        raise ProtocolError(ErrorCode.BAD_BODY, "producer, rollout_id and group_id must have 16 bytes each")
     if not 1 <= len(head.parts) <= MAX_PARTS:
         raise ProtocolError(ErrorCode.BAD_BODY, f"{len(head.parts)} parts, 1 to {MAX_PARTS} are allowed")
     if not 0 <= head.group_size <= MAX_GROUP_SIZE:
@@ -199,6 +198,8 @@ def _one_rollout(samples: Sequence[Sample]) -> Sample:
             )
         if sample.part != part:
             raise UnsendableError(f"rollout {first.rollout_id}: part {sample.part} stands at place {part}")
+    if first.attempt >= 2**32:
+        raise UnsendableError(f"rollout {first.rollout_id}: attempt {first.attempt} has more than 32 bits")
     if len(samples) != first.parts or first.parts > MAX_PARTS:
         raise UnsendableError(
             f"rollout {first.rollout_id}: {len(samples)} of {first.parts} parts given; all parts of a "
@@ -261,6 +262,8 @@ def _scalars(sample: Sample, field: str, values: Mapping[str, Scalar]) -> dict[s
 
 
 def _check_names(table: Sequence[ArrayEntry], parts: int) -> None:
+    if parts == 1 and tuple(entry.name for entry in table) == _FIRST_PLAIN:
+        return
     names = {entry.name for entry in table}
     required, known = _FIRST_REQUIRED, _FIRST_ALL
     if parts > 1:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,12 +15,16 @@ from token_tracking.sample import Sample
 from trainer_bridge import channels
 from trainer_bridge.advantages import AdvantageRule, advantages
 from trainer_bridge.batch import Batch
-from trainer_bridge.credit import Credit, choose_credit, token_rewards
+from trainer_bridge.credit import Credit, check_discount, token_rewards
 from trainer_bridge.errors import BatchError
+from trainer_bridge.filler import filler
 from trainer_bridge.grouping import Grouping, group_samples, trained_mask
+from trainer_bridge.lease import BatchLease
+from trainer_bridge.options import check_options
 from trainer_bridge.placement import Placement, Side, place_packed, place_padded
-from trainer_bridge.truncation import truncate
-from trainer_bridge.weights import TrainedCounts, WeightRule, loss_weights
+from trainer_bridge.step_context import StepContext, context_of
+from trainer_bridge.truncation import cut_rewards, truncate
+from trainer_bridge.weights import TrainedCounts, WeightRule, check_weight_rule, loss_weights
 
 log = logging.getLogger(__name__)
 
@@ -41,32 +46,45 @@ class _Step(NamedTuple):
 class Collator:
     """Makes batches of whole training steps.
 
-    Give it all samples of a step at once: advantages compare the rollouts of a group, and weights add up to
-    1 over all batches it returns, so that a step is
+    Give it a whole step at once, as `next_batch` hands it out: advantages compare the rollouts of a group,
+    and weights add up to 1 over all batches it returns, so that a step is
     `for batch in batches: (batch.weights * loss).sum().backward()`, then one optimizer step, whatever the
     number and size of the batches.
 
+    On data-parallel ranks, give it the rank's lease: weights and advantages are then those of the whole step,
+    also where a group is split over ranks, and the weights of all ranks together add up to 1. The step's
+    gradient is the sum of the ranks' gradients; where the trainer averages them (DDP, FSDP), multiply the
+    loss by `lease.world`.
+
     Args:
-        weights: what counts the same; see `WeightRule`.
-        advantages: how rollouts are compared; see `AdvantageRule`. None: not at all (supervised training).
-        credit: which rewards count; see `Credit`. None: the rollout's, and turn rewards are refused.
+        weights: what counts the same in the loss. `token`: every trained token of the step (DAPO). `sample`:
+            every sample, so a rollout that was cut into three counts three times. `rollout`: every rollout,
+            whatever its length and number of parts. `group`: every group, and within it every trained token.
+            `constant`: every trained token, over `length_norm` instead of the step's count (Dr. GRPO).
+        advantages: how rollouts of a group are compared, r being the reward. `grpo`: (r - mean) / (deviation
+            + 1e-6), the deviation over n - 1. `dr_grpo`: r - mean. `rloo`: r - mean of the others. `reward`:
+            r itself. None: not at all (supervised training).
+        credit: which rewards count. `rollout`: the rollout's alone. `turn`: those of the turns alone; a turn
+            is credited with its own and those of the turns after it. `turn_and_rollout`: both, the rollout's
+            added to its last turn. None: the rollout's, and turn rewards are refused.
         discount: per turn, 0 to 1; for turn credit alone.
-        length_norm: tokens; for weight rule `constant` alone.
+        length_norm: tokens; for weight rule `constant` alone, commonly the longest completion allowed.
         ratio: the trainer needs the engine's log-probabilities (PPO, GRPO, importance weights): samples
             without them are refused, replayed ones too. False: they are let in, for supervised training.
         recompute: the trainer computes the old log-probabilities itself, with the weights that sampled:
             `temperature` and `kept` are then those that tokens were chosen with, for `raw` turns too.
         pad_id: token id of padding.
-        side: where padding goes.
+        side: where padding goes: `right` or `left`.
         multiple_of: padded rows get a length that this divides.
         max_length: tokens; longer samples are refused, or cut with `truncate`. None: no limit.
-        truncate: cut longer samples to their first `max_length` tokens, all channels together.
+        truncate: cut longer samples to their first `max_length` tokens, after advantages were taken: what was
+            earned beyond the cut counts (in `token_rewards`, on the last trained token that is left).
         missing_experts: a step in which some samples carry routed experts and others do not (labs-molt#5):
             `fill` gives those -1, `drop` drops the channel for the step, `refuse` raises.
         sampling: add the engine's sampling parameters per token.
 
     Raises:
-        BatchError: a number is out of range.
+        BatchError: an option is none of those above, or goes with a rule that does not use it.
     """
 
     def __init__(
@@ -87,6 +105,9 @@ class Collator:
         missing_experts: MissingExperts = "fill",
         sampling: bool = False,
     ) -> None:
+        check_options(Collator.__init__, {k: v for k, v in locals().items() if k != "self"}, BatchError)
+        check_weight_rule(weights, length_norm)
+        check_discount(discount, credit)
         if multiple_of < 1 or (max_length is not None and max_length < 1) or pad_id < 0:
             raise BatchError(
                 f"multiple_of={multiple_of}, max_length={max_length}, pad_id={pad_id}: the first two must be "
@@ -109,45 +130,60 @@ class Collator:
         self._counts: Counter[str] = Counter()
 
     def pad(
-        self, samples: Sequence[Sample], *, max_rows: int | None = None, totals: TrainedCounts | None = None
+        self,
+        step: BatchLease | Sequence[Sample],
+        *,
+        max_rows: int | None = None,
+        totals: TrainedCounts | None = None,
+        batches: int | None = None,
     ) -> tuple[Batch[Array], ...]:
         """A step as padded batches: a sample per row, in the order given.
 
         Args:
-            samples: all samples of the step; of each rollout all parts, of each group all rollouts.
+            step: a lease, or all samples of a step; of each rollout all parts, of each group all rollouts.
             max_rows: samples per batch. None: all in one.
-            totals: with data-parallel ranks, `count_trained` summed over them; see `loss_weights`.
+            totals: with data-parallel ranks and plain samples, `count_trained` summed over the ranks; see
+                `loss_weights`. A lease knows it; if given, this holds.
+            batches: how many to return, filled up with batches of weight 0 (see `filler`). None: as many as
+                it takes; of a rank's lease, as many as it takes on the rank that needs most, so that all run
+                the same number of passes (also a rank whose share is empty: fewer rollouts than ranks).
+
+        Returns:
+            The batches.
 
         Raises:
-            BatchError: the samples do not go together, or a sample is too long.
+            BatchError: the samples do not go together, one is too long, or it takes more than `batches`. On
+                data-parallel ranks all raise if one sample of the step is too long, and also if one is to be
+                cut and no `totals` are given.
             MissingLogprobsError: `ratio`, and a trained token's log-probability is missing or unusable.
         """
-        step = self._prepare(samples, totals)
-        places = place_padded(
-            [len(sample) for sample in step.samples],
-            side=self._side,
-            multiple_of=self._multiple_of,
-            max_rows=max_rows,
-        )
-        return tuple(self._batch(step, place) for place in places)
+        place = partial(place_padded, side=self._side, multiple_of=self._multiple_of, max_rows=max_rows)
+        return self._batches("padded", step, totals, batches, place)
 
     def pack(
-        self, samples: Sequence[Sample], *, row_tokens: int | None = None, totals: TrainedCounts | None = None
+        self,
+        step: BatchLease | Sequence[Sample],
+        *,
+        row_tokens: int | None = None,
+        totals: TrainedCounts | None = None,
+        batches: int | None = None,
     ) -> tuple[Batch[Array], ...]:
         """A step as packed batches: one row each, samples end to end, first fit by falling length.
 
         Args:
-            samples: as for `pad`.
+            step: as for `pad`.
             row_tokens: most tokens in a row. None: everything in one row.
             totals: as for `pad`.
+            batches: as for `pad`.
+
+        Returns:
+            As `pad`.
 
         Raises:
             BatchError: as for `pad`, or a sample does not fit in a row.
             MissingLogprobsError: as for `pad`.
         """
-        step = self._prepare(samples, totals)
-        places = place_packed([len(sample) for sample in step.samples], row_tokens=row_tokens)
-        return tuple(self._batch(step, place) for place in places)
+        return self._batches("packed", step, totals, batches, partial(place_packed, row_tokens=row_tokens))
 
     def counters(self) -> dict[str, int]:
         """What was cut, filled or left without effect so far, by name.
@@ -159,20 +195,66 @@ class Collator:
 
     # -- inside
 
-    def _prepare(self, samples: Sequence[Sample], totals: TrainedCounts | None) -> _Step:
-        if not samples:
+    def _batches(
+        self,
+        layout: Literal["padded", "packed"],
+        step: BatchLease | Sequence[Sample],
+        totals: TrainedCounts | None,
+        number: int | None,
+        place: Callable[[Sequence[int]], list[Placement]],
+    ) -> tuple[Batch[Array], ...]:
+        context = context_of(
+            step, totals, weights=self._weights, max_length=self._max_length, truncate=self._truncate
+        )
+        if not context.samples and not context.lengths:
             raise BatchError("there are no samples to make a batch of")
+        prepared = self._prepare(context) if context.samples else None
+        places = [] if prepared is None else place([len(sample) for sample in prepared.samples])
+        needed = max((len(place(lengths)) for lengths in context.lengths), default=len(places))
+        if number is not None and number < needed:
+            raise BatchError(f"this step takes {needed} batches, batches={number} were asked for")
+        made = [] if prepared is None else [self._batch(prepared, each) for each in places]
+        if len(made) < (number or needed):
+            tokens = self._multiple_of if layout == "padded" else 1
+            experts = None if prepared is None else prepared.experts
+            scored = self._advantages is not None
+            empty = filler(
+                layout,
+                tokens,
+                pad_id=self._pad_id,
+                advantages=scored,
+                sampling=self._sampling,
+                experts=experts,
+            )
+            made += [empty] * ((number or needed) - len(made))
+        return tuple(made)
+
+    def _prepare(self, context: StepContext) -> _Step:
+        samples = context.samples
         held = tuple(self._fitted(sample) for sample in samples)
         if self._ratio:
             for sample in held:
                 channels.check_ratio(sample)
         grouping = group_samples(held)
-        weights = loss_weights(held, self._weights, totals=totals, length_norm=self._length_norm)
+        weights = loss_weights(
+            held,
+            self._weights,
+            totals=context.totals,
+            length_norm=self._length_norm,
+            elsewhere=context.elsewhere,
+        )
         # Supervised training asks for no advantages, and so need not say what turn rewards are for.
-        credit = self._credit or ("rollout" if self._advantages is None else choose_credit(held, None))
+        credit = self._credit or "rollout"
         scored = None
         if self._advantages is not None:
-            scored = advantages(held, self._advantages, credit=credit, discount=self._discount)
+            # Of the whole samples: what was earned beyond a cut was earned.
+            scored = advantages(
+                samples,
+                self._advantages,
+                credit=self._credit,
+                discount=self._discount,
+                elsewhere=context.elsewhere,
+            )
             self._count("groups_without_signal", sum(not group.has_signal for group in scored.groups))
         self._count("samples_out_of_loss", sum(not sample.in_loss for sample in held))
         for sample in held:
@@ -182,8 +264,10 @@ class Collator:
             held,
             grouping,
             weights,
-            None if scored is None else scored.tokens,
-            token_rewards(held, grouping.rollouts, credit),
+            None
+            if scored is None
+            else tuple(each[: len(s)] for each, s in zip(scored.tokens, held, strict=True)),
+            cut_rewards(token_rewards(samples, grouping.rollouts, credit), held, grouping.rollouts),
             self._experts(held),
         )
 

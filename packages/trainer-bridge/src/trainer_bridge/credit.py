@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy.typing as npt
 from token_tracking.sample import Sample
 
 from trainer_bridge.errors import BatchError
-from trainer_bridge.grouping import Rollout, trained_mask
+from trainer_bridge.grouping import RemoteRollout, Rollout, trained_mask
+from trainer_bridge.options import check_options
 
 Credit = Literal["rollout", "turn", "turn_and_rollout"]
 """Which rewards count.
@@ -38,25 +39,47 @@ class Step(NamedTuple):
     reward: float
 
 
-def choose_credit(samples: Sequence[Sample], credit: Credit | None) -> Credit:
+def choose_credit(
+    samples: Sequence[Sample], credit: Credit | None, remote: Iterable[RemoteRollout] = ()
+) -> Credit:
     """The credit that was asked for; None: `rollout`, unless there are turn rewards.
+
+    Args:
+        samples: of the step, or of a rank's share of it.
+        credit: as asked for.
+        remote: rollouts of the same groups on other ranks, so that all ranks choose alike.
 
     Raises:
         BatchError: nothing was asked for and there are turn rewards, which would be dropped without a word
             (areal#1661: turn rewards that end as one number).
     """
     if credit is not None:
-        if credit not in ("rollout", "turn", "turn_and_rollout"):
-            raise BatchError(f"unknown credit {credit!r}: use rollout, turn or turn_and_rollout")
+        check_options(choose_credit, {"credit": credit}, BatchError)
         return credit
-    for sample in samples:
-        if any(turn.reward is not None for turn in sample.turns):
+    here = ((s.rollout_id, tuple(turn.reward for turn in s.turns)) for s in samples)
+    for rollout_id, rewards in (*here, *((each.rollout_id, each.turn_rewards) for each in remote)):
+        if any(reward is not None for reward in rewards):
             raise BatchError(
-                f"rollout {sample.rollout_id} has turn rewards: say what to do with them, credit='turn', "
+                f"rollout {rollout_id} has turn rewards: say what to do with them, credit='turn', "
                 "'turn_and_rollout' (the rollout's reward does not hold them yet) or 'rollout' (leave them "
                 "out)"
             )
     return "rollout"
+
+
+def check_discount(discount: float, credit: Credit | None) -> None:
+    """Refuse a discount that is none, or that changes nothing.
+
+    Raises:
+        BatchError: it does not lie in 0..1, or there are no turns to discount over.
+    """
+    if not 0 <= discount <= 1:
+        raise BatchError(f"discount must lie in 0..1, got {discount}")
+    if discount != 1 and credit in (None, "rollout"):
+        raise BatchError(
+            f"discount={discount} is per turn, and with credit={credit!r} there are none: ask for credit "
+            "'turn' or 'turn_and_rollout'"
+        )
 
 
 def rollout_steps(samples: Sequence[Sample], rollout: Rollout, credit: Credit) -> tuple[Step, ...] | None:
@@ -65,27 +88,50 @@ def rollout_steps(samples: Sequence[Sample], rollout: Rollout, credit: Credit) -
     Turns that a later part only repeats (no trained token, no reward) are no steps: each turn counts once.
     """
     if credit == "rollout":
-        if rollout.reward is None:
-            return None
-        spans = tuple(Span(index, 0, len(samples[index])) for index in rollout.samples)
-        return (Step(spans, rollout.reward),)
-    steps = [step for index in rollout.samples for step in _turn_steps(samples[index], index)]
-    rewards = [0.0 if reward is None else reward for _, reward in steps]
-    graded = any(reward is not None for _, reward in steps)
-    if credit == "turn_and_rollout" and rollout.reward is not None and steps:
-        rewards[-1] += rollout.reward
-        graded = True
-    if not graded:
+        turns = [(tuple(Span(index, 0, len(samples[index])) for index in rollout.samples), None)]
+    else:
+        turns = [step for index in rollout.samples for step in _turn_steps(samples[index], index)]
+    rewards = step_rewards([reward for _, reward in turns], rollout.reward, credit)
+    if rewards is None:
         return None
-    return tuple(Step(spans, reward) for (spans, _), reward in zip(steps, rewards, strict=True))
+    return tuple(Step(spans, reward) for (spans, _), reward in zip(turns, rewards, strict=True))
 
 
-def returns(steps: Sequence[Step], discount: float) -> npt.NDArray[np.float64]:
+def turn_rewards(parts: Sequence[Sample]) -> tuple[float | None, ...]:
+    """What each turn of a rollout earned, in order; None: nothing was said of it.
+
+    Args:
+        parts: all parts of the rollout, in order.
+    """
+    return tuple(reward for sample in parts for _, reward in _turn_steps(sample, 0))
+
+
+def step_rewards(
+    turns: Sequence[float | None], reward: float | None, credit: Credit
+) -> tuple[float, ...] | None:
+    """The reward of each step of a rollout. None: it is not graded under this credit.
+
+    Args:
+        turns: what each turn earned, as `turn_rewards` says; not looked at for credit `rollout`.
+        reward: the rollout's.
+        credit: which rewards count.
+    """
+    if credit == "rollout":
+        return None if reward is None else (reward,)
+    graded = any(each is not None for each in turns)
+    rewards = [0.0 if each is None else each for each in turns]
+    if credit == "turn_and_rollout" and reward is not None and rewards:
+        rewards[-1] += reward
+        graded = True
+    return tuple(rewards) if graded else None
+
+
+def returns(rewards: Sequence[float], discount: float) -> npt.NDArray[np.float64]:
     """Per step: its reward and, each turn later discounted once more, those of the steps after it."""
-    out = np.zeros(len(steps), np.float64)
+    out = np.zeros(len(rewards), np.float64)
     following = 0.0
-    for number in range(len(steps) - 1, -1, -1):
-        following = steps[number].reward + discount * following
+    for number in range(len(rewards) - 1, -1, -1):
+        following = rewards[number] + discount * following
         out[number] = following
     return out
 

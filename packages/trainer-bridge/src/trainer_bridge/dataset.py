@@ -6,35 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from token_tracking.sample import Sample
-
 from trainer_bridge.batch import in_loader_worker, register_iterable
-from trainer_bridge.errors import BridgeError, ClosedError, NoDataError
+from trainer_bridge.errors import BridgeError, ClosedError, NoDataError, StepAbortedError
+from trainer_bridge.lease import BatchLease
 
 T = TypeVar("T", covariant=True)
-
-
-class StepLease(Protocol):
-    """The samples of one training step, handed out: yours until `commit` or `nack`."""
-
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """Group by group, each rollout with all of its parts."""
-        ...
-
-    def commit(self) -> None:
-        """Done with for good."""
-        ...
-
-    def nack(self, reason: str) -> None:
-        """Given back, to be handed out again."""
-        ...
 
 
 class StepSource(Protocol):
     """Where steps come from."""
 
-    def next_batch(self, *, groups: int, deadline_s: float | None) -> StepLease | None:
+    def next_batch(self, *, groups: int, deadline_s: float | None) -> BatchLease | None:
         """The next step of `groups` complete groups. None: it was not complete in `deadline_s`."""
         ...
 
@@ -62,17 +44,21 @@ class SampleDataset(Generic[T]):
     again. So that none comes twice either, save `state_dict()` with the weights, call `checkpoint_saved`
     after it, and give the receiver `ReceiverConfig(commit_on="checkpoint")`.
 
+    On data-parallel ranks, each has a dataset of its own over its receiver. After `StepAbortedError`, from
+    the iterator, `commit` or `nack`, the step that it is about is no longer outstanding: take the weights
+    back to before it, and iterate anew; its rollouts come again.
+
     Args:
-        source: a receiver.
+        source: a receiver: a `SampleReceiver`, or a rank's `RankReceiver`.
         groups: groups per step.
-        collate: makes of a step's samples what the iterator gives, as `Collator(...).pad`.
+        collate: makes of a step what the iterator gives, as `Collator(...).pad`.
         deadline_s: how long to wait for a step. None: as long as it takes.
     """
 
     def __init__(
         self,
         source: StepSource,
-        collate: Callable[[tuple[Sample, ...]], T],
+        collate: Callable[[BatchLease], T],
         *,
         groups: int,
         deadline_s: float | None = None,
@@ -81,7 +67,7 @@ class SampleDataset(Generic[T]):
         self._collate = collate
         self._groups = groups
         self._deadline_s = deadline_s
-        self._handed_out: deque[StepLease] = deque()
+        self._handed_out: deque[BatchLease] = deque()
         self._committed = 0
 
     def __iter__(self) -> Iterator[T]:
@@ -89,6 +75,7 @@ class SampleDataset(Generic[T]):
 
         Raises:
             NoDataError: no step was complete in `deadline_s`.
+            StepAbortedError: the last step of this rank is void.
             BridgeError: in a worker process of a `DataLoader`: a receiver's sockets do not survive the fork.
         """
         if in_loader_worker():
@@ -101,13 +88,19 @@ class SampleDataset(Generic[T]):
                 lease = self._source.next_batch(groups=self._groups, deadline_s=self._deadline_s)
             except ClosedError:
                 return
+            except StepAbortedError:
+                if self._handed_out:
+                    self._handed_out.popleft()
+                else:
+                    self._committed -= 1  # this rank was done with it
+                raise
             if lease is None:
                 raise NoDataError(
                     f"no step of {self._groups} complete groups came in {self._deadline_s} s: look at the "
                     "workers, and at the receiver's stats() for what has arrived"
                 )
             self._handed_out.append(lease)
-            yield self._collate(lease.samples)
+            yield self._collate(lease)
 
     @property
     def outstanding(self) -> int:
@@ -119,20 +112,19 @@ class SampleDataset(Generic[T]):
 
         Raises:
             BridgeError: none is outstanding.
-            ClosedError, SpoolError: as the receiver's lease says.
+            StepAbortedError: it is void on all ranks, and no longer outstanding.
+            ClosedError, SpoolError, StuckError: as the receiver's lease says; it stays outstanding.
         """
-        self._oldest("commit").commit()
-        self._handed_out.popleft()
+        self._end("commit", BatchLease.commit)
         self._committed += 1
 
     def nack(self, reason: str) -> None:
         """Give the oldest outstanding step back, to come again.
 
         Raises:
-            BridgeError: none is outstanding.
+            BridgeError, StepAbortedError, ClosedError, SpoolError: as `commit`.
         """
-        self._oldest("nack").nack(reason)
-        self._handed_out.popleft()
+        self._end("nack", lambda lease: lease.nack(reason))
 
     def state_dict(self) -> dict[str, Any]:
         """`steps`, the number committed, and the `source`'s state. Outstanding steps are not in it."""
@@ -169,14 +161,23 @@ class SampleDataset(Generic[T]):
         register_iterable(SampleDataset)
         return self
 
-    def _oldest(self, what: str) -> StepLease:
+    def _end(self, what: str, end: Callable[[BatchLease], None]) -> None:
+        """End the oldest outstanding step; if it cannot be ended now, but may be later, it stays."""
         if not self._handed_out:
             raise BridgeError(f"there is no step to {what}: each is committed or given back once")
-        return self._handed_out[0]
+        try:
+            end(self._handed_out[0])
+        except StepAbortedError:
+            self._handed_out.popleft()
+            raise
+        self._handed_out.popleft()
 
 
-def _parts_of(state_dict: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+def _parts_of(given: object) -> tuple[int, Mapping[str, Any]]:
+    if not isinstance(given, Mapping):
+        raise BridgeError(f"not a state of a SampleDataset: a {type(given).__name__}")
+    state_dict = cast("Mapping[Any, Any]", given)
     steps, source = state_dict.get("steps"), state_dict.get("source")
     if not isinstance(steps, int) or not isinstance(source, Mapping):
-        raise BridgeError(f"not a state of a SampleDataset: it holds {sorted(state_dict)}")
+        raise BridgeError(f"not a state of a SampleDataset: it holds {sorted(map(str, state_dict))}")
     return steps, cast("Mapping[str, Any]", source)

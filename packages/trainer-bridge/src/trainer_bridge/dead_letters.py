@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -11,15 +12,22 @@ from pathlib import Path
 import msgspec
 
 from trainer_bridge.errors import ProtocolError, SpoolError, reason_of
+from trainer_bridge.folder_kind import LETTERS
 from trainer_bridge.member import Member
 from trainer_bridge.messages import DataHead
 from trainer_bridge.payload import Buffer
+from trainer_bridge.store_damage import UNREADABLE, Loss
 
-FILE = "dead_letters.sqlite"
+FILE = LETTERS
 MAX_LETTERS = 100_000
 """Entries kept; a hostile peer must not fill the disk. Further ones are counted in `not_kept`."""
+MAX_BYTES = 64 << 20
+"""Of the whole catalogue."""
 HEAD_BYTES = 4096
 """Of a head that cannot be read, so much is kept to look at."""
+DETAIL_CHARS = 2000
+"""Of a reason in words: a trainer may give an exception's text with a step's tensors in it."""
+_PAGE = 4096
 
 _SCHEMA = """
 create table if not exists letters (
@@ -49,6 +57,11 @@ _ALL = """
 select reason, detail, at_ns, producer, epoch, sequence, rollout_id, group_id, attempt, position, times, head
 from letters order by id
 """
+
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+log = logging.getLogger(__name__)
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +105,16 @@ def letter_of(member: Member, reason: str, detail: str, now_ns: int) -> DeadLett
     )
 
 
+def letter_of_loss(loss: Loss, now_ns: int) -> DeadLetter:
+    """For records of the store that are damaged or missing; the letter's position is that of the first."""
+    count = loss.damage.last - loss.damage.first + 1
+    detail = loss.damage.text if count == 1 else f"{count} records: {loss.damage.text}"
+    position = loss.damage.first
+    if loss.head is None:
+        return DeadLetter(reason=UNREADABLE, detail=detail, at_ns=now_ns, position=position)
+    return _letter_of_head(loss.head, UNREADABLE, detail, now_ns, position=position)
+
+
 def letter_of_refusal(
     head: DataHead | None, frames: Sequence[Buffer], error: ProtocolError, now_ns: int
 ) -> DeadLetter:
@@ -107,9 +130,15 @@ def letter_of_refusal(
     raw = bytes(frames[0][:HEAD_BYTES]) if frames else b""
     if head is None:
         return DeadLetter(reason=reason, detail=error.detail, at_ns=now_ns, head=raw)
+    return _letter_of_head(head, reason, error.detail, now_ns, raw=raw)
+
+
+def _letter_of_head(
+    head: DataHead, reason: str, detail: str, now_ns: int, *, position: int = 0, raw: bytes = b""
+) -> DeadLetter:
     return DeadLetter(
         reason=reason,
-        detail=error.detail,
+        detail=detail,
         at_ns=now_ns,
         producer=head.producer.hex(),
         epoch=head.epoch,
@@ -117,6 +146,7 @@ def letter_of_refusal(
         rollout_id=head.rollout_id.hex(),
         group_id=head.group_id.hex(),
         attempt=head.attempt,
+        position=position,
         head=raw,
     )
 
@@ -125,57 +155,44 @@ class DeadLetters:
     """Safe from any thread.
 
     Args:
-        folder: the store's. None: in memory, until the receiver is closed.
+        folder: the store's. None: in memory, until the receiver is closed. A damaged file there is moved
+            aside, and another one begun.
 
     Raises:
-        SpoolError: the file cannot be opened, or is none of ours.
+        SpoolError: the file cannot be opened.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._where = ":memory:" if folder is None else str(folder / FILE)
         self._lock = threading.Lock()
         self.not_kept = 0
-        """Letters that were not written because there are `MAX_LETTERS`."""
+        """Letters that were not written: there are `MAX_LETTERS`, or `MAX_BYTES`, or the disk did not take
+        them."""
         try:
-            self._db = sqlite3.connect(self._where, check_same_thread=False, isolation_level=None)
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = normal")
-            self._db.execute(_SCHEMA)
-            (self._count,) = self._db.execute("select count(*) from letters").fetchone()
+            self._db, self._count = _open(self._where)
         except sqlite3.Error as error:
-            raise SpoolError(f"cannot open {self._where}: {error}") from error
+            if folder is None or error.sqlite_errorcode not in _DAMAGED:
+                raise SpoolError(f"cannot open {self._where}: {error}") from error
+            aside = _set_aside(folder)
+            log.warning("%s is damaged (%s): it was moved to %s, and begins anew", self._where, error, aside)
+            self.not_kept += 1
+            self._db, self._count = _open(self._where)
 
     def add(self, letter: DeadLetter) -> None:
-        """Write one down; a message that is met again counts up.
+        """Write one down; a message that is met again counts up. What cannot be kept is counted.
 
-        Raises:
-            SpoolError: the disk does not take it.
+        Nothing is raised: a receiver goes on without its catalogue.
         """
         with self._lock:
             if self._count >= MAX_LETTERS:
-                self.not_kept += 1
+                self._lose(f"there are {MAX_LETTERS} letters")
                 return
             try:
-                # sqlite has no unsigned 64-bit integers, so the sequence is text.
-                cursor = self._db.execute(
-                    _ADD,
-                    (
-                        letter.at_ns,
-                        letter.reason,
-                        letter.detail,
-                        letter.producer,
-                        letter.epoch,
-                        str(letter.sequence),
-                        letter.rollout_id,
-                        letter.group_id,
-                        letter.attempt,
-                        letter.position,
-                        letter.head[:HEAD_BYTES],
-                    ),
-                )
+                cursor = self._db.execute(_ADD, _row(letter))
             except sqlite3.Error as error:
-                raise SpoolError(f"cannot write {self._where}: {error}") from error
-            self._count = max(self._count, cursor.lastrowid or 0)
+                self._lose(str(error))
+            else:
+                self._count = max(self._count, cursor.lastrowid or 0)
 
     def all(self) -> tuple[DeadLetter, ...]:
         """Everything written down, oldest first.
@@ -190,6 +207,11 @@ class DeadLetters:
         """Let go of the file."""
         with self._lock:
             self._db.close()
+
+    def _lose(self, why: str) -> None:
+        if not self.not_kept:
+            log.warning("%s takes no more dead letters (counted from now on): %s", self._where, why)
+        self.not_kept += 1
 
 
 def read_letters(path: Path) -> tuple[DeadLetter, ...]:
@@ -206,13 +228,67 @@ def read_letters(path: Path) -> tuple[DeadLetter, ...]:
         return _all(db, str(path))
 
 
+def _open(where: str) -> tuple[sqlite3.Connection, int]:
+    db = sqlite3.connect(where, check_same_thread=False, isolation_level=None)
+    try:
+        db.execute(f"pragma page_size = {_PAGE}")
+        db.execute("pragma journal_mode = wal")
+        db.execute("pragma synchronous = normal")
+        db.execute(f"pragma max_page_count = {MAX_BYTES // _PAGE}")
+        db.execute(_SCHEMA)
+        (count,) = db.execute("select count(*) from letters").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db, count
+
+
+def _set_aside(folder: Path) -> Path:
+    path = folder / FILE
+    aside = path.with_suffix(".damaged")
+    path.replace(aside)
+    for rest in ("-wal", "-shm"):
+        path.with_name(FILE + rest).unlink(missing_ok=True)
+    return aside
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    # sqlite has no unsigned 64-bit integers: the sequence is text, others are wrapped. Text from outside may
+    # hold halves of surrogate pairs.
+    detail = letter.detail.encode("utf-8", "replace").decode()
+    if len(detail) > DETAIL_CHARS:
+        detail = f"{detail[:DETAIL_CHARS]}... ({len(detail)} characters)"
+    return (
+        letter.at_ns,
+        letter.reason,
+        detail,
+        letter.producer,
+        _signed(letter.epoch),
+        str(letter.sequence),
+        letter.rollout_id,
+        letter.group_id,
+        _signed(letter.attempt),
+        letter.position,
+        letter.head[:HEAD_BYTES],
+    )
+
+
+def _signed(n: int) -> int:
+    return n - (1 << 64) if n >> 63 else n
+
+
+def _unsigned(n: int) -> int:
+    return n + (1 << 64) if n < 0 else n
+
+
 def _all(db: sqlite3.Connection, where: str) -> tuple[DeadLetter, ...]:
     try:
         rows = db.execute(_ALL).fetchall()
     except sqlite3.Error as error:
         raise SpoolError(f"cannot read {where}: {error}") from error
-    fields = DeadLetter.__struct_fields__
-    return tuple(
-        msgspec.convert({**dict(zip(fields, row, strict=True)), "sequence": int(row[5])}, DeadLetter)
-        for row in rows
-    )
+    letters: list[DeadLetter] = []
+    for row in rows:
+        named = dict(zip(DeadLetter.__struct_fields__, row, strict=True))
+        exact = {name: _unsigned(int(named[name])) for name in ("epoch", "sequence", "attempt")}
+        letters.append(msgspec.convert({**named, **exact}, DeadLetter))
+    return tuple(letters)

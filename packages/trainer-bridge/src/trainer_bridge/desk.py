@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from trainer_bridge.clock import Clock
 from trainer_bridge.control import ControlBoard
-from trainer_bridge.errors import StuckError
+from trainer_bridge.errors import ConfigError, StuckError
 from trainer_bridge.groups import PoolLease
-from trainer_bridge.lease import BatchLease, Lease, LeasedGroup, leased_groups
+from trainer_bridge.lease import BatchLease, Lease
+from trainer_bridge.leased import LeasedGroup, leased_groups
+from trainer_bridge.pool import UNSIZED
 from trainer_bridge.ranked import RankedDesk
 from trainer_bridge.receiver_loop import ReceiverLoop
 from trainer_bridge.shares import check_split
-from trainer_bridge.stuck import cause_of_standstill
+from trainer_bridge.stuck import cause_of_standstill, what_is_awaited
+
+T = TypeVar("T")
 
 
 class Desk:
@@ -54,7 +59,8 @@ class Desk:
         """See `SampleReceiver.next_batch`."""
         if world != 1:
             return self._ranked_batch(groups, deadline_s, world)
-        lease = self._await(lambda now_s: self._loop.pool.lease_groups(groups, now_s), deadline_s)
+        with self._loop.changed, self._loop.session.steps.alone():
+            lease = self._await(lambda now_s: self._loop.pool.lease_groups(groups, now_s), deadline_s)
         return None if lease is None else BatchLease(lease.number, self._shown(lease), self)
 
     def _ranked_batch(self, groups: int, deadline_s: float | None, world: int) -> BatchLease | None:
@@ -63,6 +69,7 @@ class Desk:
         with self._loop.changed:
             self._check()
             steps.open(groups, world)
+            self._loop.pool.ask(groups)  # not only when all ranks are here: what comes depends on it
             try:
                 lease = self._await(lambda now_s: self._ranked.advance(groups, world, now_s), deadline_s)
             except BaseException:
@@ -72,8 +79,7 @@ class Desk:
             if lease is None:
                 steps.give_up()
                 self._loop.settle()
-                return None
-            return BatchLease(lease.number, self._shown(lease), self._ranked)
+            return lease
 
     def commit_lease(self, number: int) -> None:
         """See `BatchLease.commit`."""
@@ -93,29 +99,32 @@ class Desk:
             yield self._clock.monotonic_s()
             self._loop.settle()
 
-    def _await(
-        self, attempt: Callable[[float], PoolLease | None], timeout_s: float | None
-    ) -> PoolLease | None:
+    def _await(self, attempt: Callable[[float], T | None], timeout_s: float | None) -> T | None:
         """Try until it succeeds, the time is over, or nothing can come any more."""
         loop = self._loop
         began_s = now_s = self._clock.monotonic_s()
         with loop.changed:
-            while True:
-                self._check()
-                lease = attempt(now_s)
-                loop.settle()
-                left_s = math.inf if timeout_s is None else began_s + timeout_s - now_s
-                if lease is not None or left_s <= 0:
-                    loop.pool.meter.wait_s += now_s - began_s
-                    return lease
-                left_s = min(left_s, self._next_look_s(now_s))
-                loop.changed.wait(None if left_s == math.inf else left_s)
-                now_s = self._clock.monotonic_s()
+            try:
+                while True:
+                    self._check()
+                    lease = attempt(now_s)
+                    loop.settle()
+                    left_s = math.inf if timeout_s is None else began_s + timeout_s - now_s
+                    if lease is not None or left_s <= 0:
+                        loop.pool.meter.wait_s += now_s - began_s
+                        return lease
+                    left_s = min(left_s, self._next_look_s(now_s))
+                    loop.listener.check_outside("next or next_batch")
+                    loop.changed.wait(None if left_s == math.inf else left_s)
+                    now_s = self._clock.monotonic_s()
+            finally:
+                loop.pool.demand.withdraw()
 
     def _next_look_s(self, now_s: float) -> float:
         """How long to wait before asking again whether anything can come.
 
         Raises:
+            ConfigError: nobody says how large any of the groups is, so that none will be complete.
             StuckError: nothing can.
         """
         pool, patience_s = self._loop.pool, self._patience_s
@@ -124,9 +133,16 @@ class Desk:
         quiet_s = now_s - pool.moved_s
         if quiet_s < patience_s:
             return patience_s - quiet_s
-        cause = cause_of_standstill(self._loop.session, pool, now_s)
+        store = self._loop.store
+        full = "" if store is None else store.room.obstacle
+        cause = cause_of_standstill(self._loop.session, pool, now_s, full)
+        group_id = pool.groups.unsized
+        if pool.demand.groups and group_id is not None and pool.groups.only_unsized:
+            raise ConfigError(f"nothing has moved for {quiet_s:.1f} s, and {UNSIZED.format(group_id.hex())}")
         if cause is not None:
             raise StuckError(f"nothing has moved for {quiet_s:.1f} s and nothing can come: {cause}")
+        for subject, about, text in what_is_awaited(pool, now_s):
+            pool.demand.tell(subject, f"nothing has moved for {quiet_s:.1f} s: {text}", about=about)
         return patience_s
 
     def _shown(self, lease: PoolLease) -> tuple[LeasedGroup, ...]:

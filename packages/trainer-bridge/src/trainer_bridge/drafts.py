@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from token_tracking.sample import Sample
 
@@ -22,14 +23,14 @@ def drafts_of(
     """A draft for each rollout, in order; its arrays are copied into memory of the pool.
 
     Raises:
-        UnsendableError: not whole rollouts, a value that the wire cannot carry, or a group size that cannot
-            be.
+        UnsendableError: no samples, not whole rollouts, a value that the wire cannot carry, or a group size
+            that cannot be.
     """
     if group_size is not None and not 1 <= group_size <= MAX_GROUP_SIZE:
         raise UnsendableError(f"group_size is {group_size}, 1 to {MAX_GROUP_SIZE} can be")
     return [
         draft(rollout, max_payload_bytes=max_payload_bytes, group_size=group_size or 0, pool=pool)
-        for rollout in _by_rollout([samples] if isinstance(samples, Sample) else samples)
+        for rollout in _by_rollout(_samples(samples))
     ]
 
 
@@ -37,8 +38,9 @@ def size_of_group(samples: Sequence[Sample]) -> int | None:
     """How many rollouts there are. None: no samples.
 
     Raises:
-        UnsendableError: they belong to several groups.
+        UnsendableError: they belong to several groups, or are something else.
     """
+    samples = _samples(samples)
     groups = {sample.group_id for sample in samples}
     if len(groups) > 1:
         raise UnsendableError(
@@ -46,6 +48,22 @@ def size_of_group(samples: Sequence[Sample]) -> int | None:
             f"{max(groups)}, for example"
         )
     return len({sample.rollout_id for sample in samples}) or None
+
+
+def _samples(given: object) -> list[Sample]:
+    if isinstance(given, Sample):
+        return [given]
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | str | bytes):
+        kind = type(cast("object", given)).__name__
+        raise UnsendableError(f"got {kind}: a token_tracking.Sample, or a sequence of them, can be sent")
+    samples: list[Sample] = []
+    for n, each in enumerate(cast("Iterable[object]", given)):
+        if not isinstance(each, Sample):
+            raise UnsendableError(
+                f"item {n} is of type {type(each).__name__}: only token_tracking.Sample can be sent"
+            )
+        samples.append(each)
+    return samples
 
 
 def _by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer_bridge.checkpoint import ReceiverState
@@ -28,6 +29,9 @@ class Resolved(NamedTuple):
 class Ends:
     """Holds what came to its end back until a checkpoint is saved, if so configured.
 
+    What ends together stays together: a step that is half committed on the disk would be handed out again
+    as a group that lacks members.
+
     Args:
         ledger: is told of each end at once; its `done` is what the next checkpoint holds.
         commit_on: see `ReceiverConfig`.
@@ -37,39 +41,46 @@ class Ends:
         self._ledger = ledger
         self._commit_on: CommitOn = commit_on
         self._unsaved: dict[Identity, Resolved] = {}
-        self._finished: list[Resolved] = []
+        self._finished: list[list[Resolved]] = []
         self.trained = 0
         """Rollouts that the trainer committed and that no saved checkpoint holds yet."""
         self.committed = 0
         """Rollouts that the trainer committed for good."""
 
-    def resolve(self, member: Member, *, dropped: str = "") -> None:
-        """A rollout came to its end: trained on, or dropped for the reason given."""
-        self._ledger.resolve(member.identity, member.rollout_id, member.attempt)
-        resolved = Resolved(member.identity, member.position, dropped)
+    def resolve(self, members: Sequence[Member], *, dropped: str = "") -> None:
+        """Rollouts came to their end together: trained on, or dropped for the reason given."""
+        ended: list[Resolved] = []
+        for member in members:
+            self._ledger.resolve(member.identity, member.rollout_id, member.attempt, trained=not dropped)
+            ended.append(Resolved(member.identity, member.position, dropped))
         if self._commit_on == "checkpoint":
-            self._unsaved[member.identity] = resolved
-            self.trained += resolved.trained
+            self._unsaved.update((resolved.identity, resolved) for resolved in ended)
+            self.trained += sum(resolved.trained for resolved in ended)
         else:
-            self._finish(resolved)
+            self._finish(ended)
 
     def known(self, member: Member) -> None:
         """A rollout came that a loaded checkpoint holds."""
-        self._finish(Resolved(member.identity, member.position))
+        self._finish([Resolved(member.identity, member.position)])
 
     def saved(self, state: ReceiverState) -> None:
         """A checkpoint that holds this state is saved: what it knows of is committed, and nothing else."""
         done = state.watermark()
-        for identity in [identity for identity in self._unsaved if identity in done]:
-            resolved = self._unsaved.pop(identity)
-            self.trained -= resolved.trained
-            self._finish(resolved)
+        ended = [resolved for identity, resolved in self._unsaved.items() if identity in done]
+        for resolved in ended:
+            del self._unsaved[resolved.identity]
+        self.trained -= sum(resolved.trained for resolved in ended)
+        self._finish(ended)
 
-    def take_finished(self) -> list[Resolved]:
-        """What is to be committed to the store, and told to the senders, since the last call."""
+    def take_finished(self) -> list[list[Resolved]]:
+        """What is to be committed to the store, and told to the senders, since the last call.
+
+        Each list is to be committed whole, or not at all: a step, or all that a checkpoint holds.
+        """
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, resolved: Resolved) -> None:
-        self.committed += resolved.trained
-        self._finished.append(resolved)
+    def _finish(self, ended: list[Resolved]) -> None:
+        if ended:
+            self.committed += sum(resolved.trained for resolved in ended)
+            self._finished.append(ended)

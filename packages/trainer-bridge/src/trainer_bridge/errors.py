@@ -40,7 +40,12 @@ class ErrorCode(enum.IntEnum):
     WRONG_ROLE = 37
     WRONG_KEY = 38
     QUARANTINED = 39
+    ROLE_NOT_ALLOWED = 40
+    TOO_MANY_PRODUCERS = 41
 
+
+MAX_DETAIL = 500
+"""Characters of a refusal's text, which may quote what was refused: it is logged, kept, and sent back."""
 
 _REASONS = {int(code): code.name.lower() for code in ErrorCode}
 
@@ -83,6 +88,8 @@ class ProtocolError(BridgeError):
     """Received bytes are not a valid message. Nothing of the message was used."""
 
     def __init__(self, code: ErrorCode, detail: str) -> None:
+        if len(detail) > MAX_DETAIL:
+            detail = detail[: MAX_DETAIL - 3] + "..."
         super().__init__(f"{code.name.lower()}: {detail}")
         self.code = code
         self.detail = detail
@@ -94,6 +101,10 @@ class UnsendableError(BridgeError, ValueError):
 
 class SpoolError(BridgeError, OSError):
     """A spool or store folder cannot be opened, locked, read or written."""
+
+
+class DamagedError(SpoolError):
+    """Something in a spool or store is damaged or missing (the text says what, where, and what to do)."""
 
 
 class NotDurableError(SpoolError):
@@ -108,8 +119,21 @@ class ForkedError(BridgeError, RuntimeError):
     """A sender or receiver was used in a child process that was forked after it was opened."""
 
 
+class CallbackError(BridgeError, RuntimeError):
+    """Inside `on_event`, which runs in a sender's or receiver's own thread, a call waited for that thread."""
+
+
 class ClosedError(BridgeError, RuntimeError):
     """A sender or receiver was used after `close()`."""
+
+
+class StepAbortedError(BridgeError, RuntimeError):
+    """A step that data-parallel ranks share is void for all of them: one was lost, or gave it back.
+
+    Its rollouts come again: drop its gradients and call `next_batch` again on every rank (with a new process
+    for a rank that was lost, or a smaller `world`). A rank whose optimizer has stepped on it already goes
+    back to its last checkpoint, or trains on these rollouts twice.
+    """
 
 
 class StuckError(BridgeError, RuntimeError):

@@ -25,6 +25,20 @@ class Rollout(NamedTuple):
     """Where its parts are among the samples, in the order of the parts."""
 
 
+class RemoteRollout(NamedTuple):
+    """A rollout of a group that is split over ranks, as the ranks that do not hold it know it."""
+
+    rollout_id: str
+    """32 hex characters."""
+    trained_tokens: int
+    """Of all of its parts; 0 if it is out of the loss."""
+    reward: float | None
+    """None: not graded."""
+    in_baseline: bool
+    turn_rewards: tuple[float | None, ...]
+    """What each of its turns earned, in order, as `trainer_bridge.credit.turn_rewards` counts turns."""
+
+
 class Grouping(NamedTuple):
     """Samples by rollout and group, both in the order in which they first appear."""
 
@@ -71,6 +85,11 @@ def trained_mask(sample: Sample) -> npt.NDArray[np.bool_]:
     mask = sample.loss_mask.astype(bool) & sample.in_loss
     mask[:1] = False
     return mask
+
+
+def trained_count(sample: Sample) -> int:
+    """How many tokens `trained_mask` holds."""
+    return int(np.count_nonzero(sample.loss_mask[1:])) if sample.in_loss else 0
 
 
 def _check_whole(rollout_id: str, parts: list[Sample]) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
+from trainer_bridge.closed_groups import ClosedGroups
 from trainer_bridge.member import Member
-
-REMEMBER_CLOSED = 1 << 17
-"""Groups that ended, kept to recognise late members; the oldest are forgotten first."""
-CLOSED_IN_CHECKPOINT = 4096
-"""Groups that ended incomplete and that a checkpoint names, latest last."""
 
 
 class Group(msgspec.Struct, eq=False):
@@ -68,9 +64,10 @@ class GroupTable:
         self._ready: OrderedDict[bytes, None] = OrderedDict()
         self._waiting: OrderedDict[bytes, None] = OrderedDict()
         """Not ready and not overdue, by the time of their first member."""
-        self._closed: dict[bytes, bool] = {}
-        """Group id -> ended before it was complete."""
         self._unsized: dict[bytes, None] = {}
+        self.closed = ClosedGroups()
+        self.largest = self._group_size
+        """Rollouts of the largest group that was here. 0: nobody has said how large one is."""
 
     def add(self, member: Member, now_s: float) -> Member | None:
         """Sort a member in; returns the earlier one of two attempts, which may be this member itself."""
@@ -88,6 +85,8 @@ class GroupTable:
             self._unsized.pop(group.id, None)
         else:
             self._unsized[group.id] = None
+        if group.size:
+            self.largest = max(self.largest, group.size, len(group.members))
         if group.is_complete and not group.ready:
             self.make_ready(group)
         return replaced
@@ -110,26 +109,29 @@ class GroupTable:
         """The group may be handed out, after those that are ready."""
         group.ready = True
         self._waiting.pop(group.id, None)
+        self._unsized.pop(group.id, None)
         self._ready[group.id] = None
+
+    def put_in_order(self) -> None:
+        """Groups come as they were completed the first time: by the places of their members in the store."""
+        last = {
+            group_id: max(member.position for member in self._groups[group_id].members.values())
+            for group_id in self._ready
+        }
+        self._ready = OrderedDict.fromkeys(sorted(last, key=last.__getitem__))
 
     def give_back(self, group: Group) -> None:
         """A group that was handed out comes again, first."""
-        self._closed.pop(group.id, None)
+        self.closed.reopen(group.id)
         self._groups[group.id] = group
         group.ready = True
         self._ready[group.id] = None
         self._ready.move_to_end(group.id, last=False)
 
-    def close(self, group: Group, *, complete: bool) -> None:
+    def close(self, group: Group) -> None:
         """The group is over: what comes of it later is late."""
         self._forget(group)
-        self._closed[group.id] = not complete
-        if len(self._closed) > REMEMBER_CLOSED:
-            del self._closed[next(iter(self._closed))]
-
-    def is_closed(self, group_id: bytes) -> bool:
-        """True: the group is over."""
-        return group_id in self._closed
+        self.closed.add(group.id)
 
     def due(self, now_s: float) -> list[Group]:
         """Groups whose deadline has passed since the last call; each is told once."""
@@ -166,25 +168,32 @@ class GroupTable:
 
     @property
     def unsized(self) -> bytes | None:
-        """A group of which nobody has said how large it is. None: there is none."""
+        """The oldest group of which nobody has said how large it is. None: there is none."""
         return next(iter(self._unsized), None)
+
+    @property
+    def unsized_count(self) -> int:
+        """Number of groups of which nobody has said how large they are."""
+        return len(self._unsized)
+
+    @property
+    def only_unsized(self) -> bool:
+        """True: there are groups, and of none is it known how large it is, so that none will be complete."""
+        return 0 < len(self._unsized) == len(self._groups)
 
     @property
     def incomplete_count(self) -> int:
         """Number of groups that are not ready."""
         return len(self._groups) - len(self._ready)
 
-    def incomplete(self) -> Iterator[Group]:
+    def incomplete(self) -> list[Group]:
         """Groups that are not ready, oldest first."""
-        return iter(sorted((g for g in self._groups.values() if not g.ready), key=lambda g: g.opened_s))
+        return sorted((g for g in self._groups.values() if not g.ready), key=lambda g: g.opened_s)
 
-    def closed_early(self) -> list[bytes]:
-        """Groups that ended incomplete, as a checkpoint names them."""
-        return [group_id for group_id, early in self._closed.items() if early][-CLOSED_IN_CHECKPOINT:]
-
-    def load_closed(self, group_ids: Iterable[bytes]) -> None:
-        """Groups that a checkpoint names as ended."""
-        self._closed.update(dict.fromkeys(group_ids, True))
+    def oldest_incomplete_s(self, now_s: float) -> float:
+        """Seconds since the first member of the oldest group that is not ready came; 0.0: there is none."""
+        opened = [group.opened_s for group in self._groups.values() if not group.ready]
+        return max(now_s - min(opened), 0.0) if opened else 0.0
 
     def _forget(self, group: Group) -> None:
         self._groups.pop(group.id, None)

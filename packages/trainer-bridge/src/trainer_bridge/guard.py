@@ -7,7 +7,6 @@ from collections import OrderedDict
 import msgspec
 
 from trainer_bridge.config import ReceiverConfig
-from trainer_bridge.errors import ErrorCode, ProtocolError
 
 REMEMBERED = 1 << 14
 """Connections, and peers that sent something malformed, that are remembered; the first met go first."""
@@ -29,7 +28,7 @@ class Record(msgspec.Struct):
 
 
 class Guard:
-    """Rate limit and quarantine, and which key a producer id belongs to.
+    """Rate limit and quarantine.
 
     New samples are bounded by credit; everything else (greetings, reports, repetitions, noise) by a token
     bucket per connection: `messages_per_s`, one second's worth at once. Above that, messages are left unread
@@ -43,7 +42,6 @@ class Guard:
         self._quarantine_s = config.quarantine_s
         self._buckets: OrderedDict[bytes, Bucket] = OrderedDict()
         self._records: OrderedDict[bytes | str, Record] = OrderedDict()
-        self._owners: dict[bytes, str] = {}
         self.unread = 0
         """Messages that were left unread, for either reason. What was in them is sent again later."""
         self.quarantines = 0
@@ -80,20 +78,6 @@ class Guard:
         record.banned_until_s = now_s + self._quarantine_s
         self.quarantines += 1
         return True
-
-    def claim(self, producer: bytes, user: str) -> None:
-        """A peer says that it speaks for a producer; the first key to do so keeps it.
-
-        Raises:
-            ProtocolError: the producer belongs to another key.
-        """
-        owner = self._owners.setdefault(producer, user)
-        if owner != user:
-            raise ProtocolError(
-                ErrorCode.WRONG_KEY,
-                f"producer {producer.hex()} belongs to key {owner or '(none)'}, not {user or '(none)'}: give "
-                "every worker a spool and a key of its own, or restart the receiver if its key was changed",
-            )
 
     def _bucket(self, connection: bytes, now_s: float) -> Bucket:
         bucket = self._buckets.get(connection)

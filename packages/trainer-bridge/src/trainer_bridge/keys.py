@@ -1,8 +1,9 @@
 """`CurveKeys`: who this end is, and whom it talks to; and the files that keys lie in.
 
 A key pair is two files: `NAME.pub` may be shown to anyone, `NAME.secret` (mode 0600) to no one. A receiver's
-folder of `.pub` files is its allow-list; the file's name is the peer's name in logs and counters. The format
-is that of pyzmq's certificates.
+folder of `.pub` files is its allow-list; the file's name is the peer's name in logs and counters, and its
+place says what the key is for: the folder itself for workers, `observers/` for who looks on, `ranks/` for who
+takes samples. The format is that of pyzmq's certificates.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from trainer_bridge.errors import ConfigError
+from trainer_bridge.messages import Role
 
 _KEY = re.compile(r'^\s*(?P<half>public-key|secret-key)\s*=\s*"(?P<key>[^"]*)"\s*$', re.MULTILINE)
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+UNNAMED: tuple[Role, ...] = ("producer",)
+"""Roles of a peer that `CurveKeys.roles` does not name: a worker sends, and sees nobody else's samples."""
+ROLE_FOLDERS: Mapping[str, Role] = {"observers": "observer", "ranks": "rank"}
+"""Folders of an allow-list, by the role that they give."""
 
 
 class SecretKey:
@@ -48,6 +55,9 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
     secret: SecretKey
     peers: Mapping[str, str]
     """Name -> public key. A sender has one, the receiver's. A receiver takes connections from these alone."""
+    roles: Mapping[str, tuple[Role, ...]] = {}
+    """Of a receiver's peers: name -> all that it may connect as. Who is not named here may be a producer, and
+    nothing else: an observer is shown everyone's samples, a rank takes and commits them."""
 
     def __post_init__(self) -> None:
         for what, key in [("public key", self.public), ("secret key", self.secret.reveal())]:
@@ -60,6 +70,20 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "keys without peers: name the receiver's public key, or the workers' (peers=...)"
             )
+        names = {key: name for name, key in self.peers.items()}
+        for name, key in self.peers.items():
+            if names[key] != name:
+                raise ConfigError(f"{name} and {names[key]} have the same public key: give it one name")
+        for name, roles in self.roles.items():
+            if name not in self.peers:
+                raise ConfigError(f"roles name {name}, whose public key is not among the peers")
+            if not roles or not set(roles) <= set(get_args(Role)):
+                known = ", ".join(get_args(Role))
+                raise ConfigError(f"roles of {name} are one or more of {known}, got {roles!r}")
+
+    def roles_of(self, name: str) -> tuple[Role, ...]:
+        """All that a peer may connect as; nothing for a name that is not among the peers."""
+        return self.roles.get(name, UNNAMED) if name in self.peers else ()
 
     @classmethod
     def load(cls, secret: Path | str, *, peers: Path | str) -> CurveKeys:
@@ -67,10 +91,13 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             secret: this end's `NAME.secret`.
-            peers: the other end's `NAME.pub`, or a folder of them (a receiver's allow-list).
+            peers: the other end's `NAME.pub`, or a receiver's allow-list: a folder of such files for workers,
+                with folders `observers` and `ranks` for who may connect as such. A key that may be several
+                things lies in several of them under one name.
 
         Raises:
-            ConfigError: a file is missing, is no key, is readable by others (secret), or the folder is empty.
+            ConfigError: a file is missing, is no key, is readable by others (secret), the folder is empty, or
+                a key has two names or a name two keys.
         """
         path = Path(secret)
         text = _read(path)
@@ -78,22 +105,26 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{path} can be read by others: chmod 600 {path}, and make a new key if they did"
             )
+        named, roles = _load_peers(Path(peers))
         return cls(
             public=_half(text, "public-key", path),
             secret=SecretKey(_half(text, "secret-key", path)),
-            peers=_load_peers(Path(peers)),
+            peers=named,
+            roles=roles,
         )
 
 
 def write_keys(folder: Path, name: str, public: str, secret: str) -> tuple[Path, Path]:
-    """Write a key pair into `folder/NAME.pub` and `folder/NAME.secret`, mode 0600.
+    """Write a key pair into `folder/NAME.pub` (mode 0644, less the umask) and `folder/NAME.secret` (0600).
 
     Raises:
         ConfigError: one of them exists (it is left as it is), the name cannot be a peer's, or the folder
             cannot be written.
     """
     if not _NAME.match(name):
-        raise ConfigError(f"a key's name has letters, digits and . _ - (at most 64), got {name!r}")
+        raise ConfigError(
+            f"a key's name has letters, digits and . _ - (at most 64), got {name!r}: choose one with --name"
+        )
     paths = (folder / f"{name}.pub", folder / f"{name}.secret")
     for path in paths:
         if path.exists():
@@ -107,8 +138,8 @@ def write_keys(folder: Path, name: str, public: str, secret: str) -> tuple[Path,
     )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path, text in zip(paths, (public_text, secret_text), strict=True):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        for path, text, mode in zip(paths, (public_text, secret_text), (0o644, 0o600), strict=True):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(fd, "w") as file:
                 file.write(text)
     except OSError as error:
@@ -116,11 +147,36 @@ def write_keys(folder: Path, name: str, public: str, secret: str) -> tuple[Path,
     return paths
 
 
-def _load_peers(path: Path) -> dict[str, str]:
-    files = sorted(path.glob("*.pub")) if path.is_dir() else [path]
+def _load_peers(path: Path) -> tuple[dict[str, str], dict[str, tuple[Role, ...]]]:
+    if not path.is_dir():
+        return {path.stem: _half(_read(path), "public-key", path)}, {}
+    files = _key_files(path, "producer")
+    for folder in sorted(path.iterdir()):
+        # A mounted Kubernetes secret holds its files a second time in folders whose names begin with a dot.
+        if folder.name.startswith("."):
+            continue
+        role = ROLE_FOLDERS.get(folder.name)
+        if role is not None:
+            files += _key_files(folder, role)
+        elif _key_files(folder, "producer"):
+            raise ConfigError(
+                f"{folder} holds keys and is no role: in an allow-list, keys lie in the folder itself "
+                f"(producers) or in {' or '.join(ROLE_FOLDERS)}"
+            )
     if not files:
         raise ConfigError(f"{path} holds no .pub files: copy the public keys of the peers there")
-    return {file.stem: _half(_read(file), "public-key", file) for file in files}
+    peers: dict[str, str] = {}
+    roles: dict[str, tuple[Role, ...]] = {}
+    for file, role in files:
+        key = _half(_read(file), "public-key", file)
+        if peers.setdefault(file.stem, key) != key:
+            raise ConfigError(f"{file}: {file.stem} has another public key elsewhere in {path}")
+        roles[file.stem] = (*roles.get(file.stem, ()), role)
+    return peers, roles
+
+
+def _key_files(folder: Path, role: Role) -> list[tuple[Path, Role]]:
+    return [(file, role) for file in sorted(folder.glob("*.pub"))]
 
 
 def _read(path: Path) -> str:

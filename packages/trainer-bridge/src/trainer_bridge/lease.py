@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import msgspec
 from token_tracking.sample import Sample
 
-from trainer_bridge.codec import Data
-from trainer_bridge.errors import BridgeError
-from trainer_bridge.groups import PoolLease
-from trainer_bridge.member import Member
-from trainer_bridge.messages import Share, ShareRollout
-
-
-class LeasedRollout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One rollout of a lease, whole."""
-
-    rollout_id: str
-    """32 hex characters."""
-    group_id: str
-    attempt: int
-    samples: tuple[Sample, ...]
-    """All parts, in order. Their arrays are read-only views of the received message."""
-    producer: str
-    """The producer id, 32 hex characters."""
-    producer_name: str
-    """The producer's name, for people."""
-    sequence: int
-    """The message's number within its producer."""
-    created_ns: int
-    """When the producer accepted it, Unix nanoseconds of its clock."""
-    restored: bool
-    """An earlier process stored it, and did not commit it."""
-    nacks: int
-    """How often it was given back before."""
-    staleness: int | None
-    """Versions that its oldest trained token lies behind the published one. None: not known."""
-
-
-class LeasedGroup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One group of a lease."""
-
-    group_id: str
-    """32 hex characters."""
-    rollouts: tuple[LeasedRollout, ...]
-    size: int
-    """Rollouts that a complete group has."""
-    complete: bool
-    """False: handed out at its deadline, or after a member was dropped (`partial_groups="deliver"`)."""
+from trainer_bridge.errors import BatchError, BridgeError
+from trainer_bridge.leased import LeasedGroup, LeasedRollout
+from trainer_bridge.rank_messages import Share
+from trainer_bridge.weights import TrainedCounts, count_groups
 
 
 class Ends(Protocol):
@@ -64,19 +25,51 @@ class Ends(Protocol):
         ...
 
 
+class WholeStep(NamedTuple):
+    """What a rank's share says of the step that it is a share of."""
+
+    world: int
+    """Ranks that have a share."""
+    totals: TrainedCounts
+    """Over all ranks."""
+    lengths: tuple[tuple[int, ...], ...]
+    """Tokens of every sample of every rank, rank 0 first, in the order of `BatchLease.rollouts`."""
+
+    @classmethod
+    def of(cls, share: Share, world: int) -> WholeStep:
+        """As rank 0 says with each share."""
+        said = share.totals
+        counts = TrainedCounts(said.tokens, said.samples, said.rollouts, said.groups)
+        return cls(world, counts, share.lengths)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the step's longest sample."""
+        return max((length for lengths in self.lengths for length in lengths), default=0)
+
+
 class BatchLease:
     """The rollouts of one training step, handed out: yours until you `commit` or `nack` them.
+
+    With data-parallel ranks it is this rank's share of the step, and knows what the whole step is weighted
+    and compared with: give it to `Collator.pad` or `pack` as it is.
 
     What was neither committed nor given back comes again after a restart, from the receiver's store or from
     its senders. Not thread-safe.
     """
 
-    def __init__(self, number: int, groups: Sequence[LeasedGroup], ends: Ends) -> None:
+    def __init__(
+        self, number: int, groups: Sequence[LeasedGroup], ends: Ends, whole: WholeStep | None = None
+    ) -> None:
         self._number = number
         self._groups = tuple(groups)
         self._ends = ends
         self._committed = False
         self._given_back: set[str] = set()
+        self._over = False
+        """Everything was given back."""
+        self.whole = whole
+        """None: this is all of the step, not the share of one of several ranks."""
 
     @property
     def groups(self) -> tuple[LeasedGroup, ...]:
@@ -90,8 +83,36 @@ class BatchLease:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Group by group, each rollout with all of its parts in order."""
+        """Group by group, each rollout with all of its parts in order.
+
+        Of a rank's share, they do not know what other ranks hold: alone, their weights add up to 1 on this
+        rank and not over all. Where groups are split over ranks (`rank_split="rollouts"`) not even their
+        advantages would be right, so they are not given.
+
+        Raises:
+            BatchError: other ranks hold rollouts of the same groups.
+        """
+        split = next((group for group in self.groups if group.is_split), None)
+        if split is not None:
+            raise BatchError(
+                f"group {split.group_id} is split over ranks ({len(split.rollouts)} rollouts here, "
+                f"{len(split.elsewhere)} elsewhere), and samples alone would be compared among themselves: "
+                "give the lease itself to Collator.pad or pack, or use rank_split='groups'; for the samples "
+                "one by one, see `rollouts`"
+            )
         return tuple(sample for rollout in self.rollouts for sample in rollout.samples)
+
+    @property
+    def world(self) -> int:
+        """Ranks that share the step; 1: this is all of it."""
+        return 1 if self.whole is None else self.whole.world
+
+    @property
+    def totals(self) -> TrainedCounts:
+        """What the step trains on, over all ranks. Without ranks, what was given back does not count."""
+        if self.whole is not None:
+            return self.whole.totals
+        return count_groups([rollout.samples for rollout in group.rollouts] for group in self.groups)
 
     def commit(self) -> None:
         """Say that the trainer is done with these rollouts for good. Again: nothing happens.
@@ -100,13 +121,14 @@ class BatchLease:
         called with a state that holds them.
 
         Raises:
+            StepAbortedError: the step is shared by ranks, and one was lost or gave it back.
             BridgeError: everything was given back.
             ClosedError: the receiver was closed before; they stay uncommitted.
             SpoolError: the store has failed.
         """
         if self._committed:
             return
-        if not self.groups:
+        if self._over:
             raise BridgeError("this lease was given back: there is nothing left to commit")
         self._ends.commit_lease(self._number)
         self._committed = True
@@ -126,7 +148,7 @@ class BatchLease:
             BridgeError: the lease was committed or given back before, or a rollout is not in it.
             ClosedError, SpoolError: as `commit`.
         """
-        if self._committed or not self.groups:
+        if self._committed or self._over:
             raise BridgeError("this lease was committed or given back before: it cannot be given back")
         named = None if rollouts is None else frozenset(rollouts)
         if named is not None:
@@ -140,6 +162,7 @@ class BatchLease:
             for group in self.groups
             if named is None or any(rollout.rollout_id in named for rollout in group.rollouts)
         }
+        self._over = named is None or not self.groups
 
 
 class Lease(BatchLease):
@@ -179,81 +202,3 @@ class Lease(BatchLease):
     def restored(self) -> bool:
         """An earlier process stored it, and did not commit it."""
         return self.rollout.restored
-
-
-def leased_groups(
-    lease: PoolLease, *, names: dict[bytes, str], weights_version: int
-) -> tuple[LeasedGroup, ...]:
-    """What a consumer sees of a lease.
-
-    Args:
-        lease: members with their data.
-        names: producer id -> name.
-        weights_version: as published.
-    """
-    return tuple(
-        LeasedGroup(
-            group_id=leased.group.id.hex(),
-            rollouts=tuple(
-                _rollout(member, names[member.identity.producer], weights_version)
-                for member in leased.group.members.values()
-            ),
-            size=leased.group.size,
-            complete=leased.complete,
-        )
-        for leased in lease.groups
-    )
-
-
-def granted_groups(share: Share, rollouts: Sequence[Data]) -> tuple[LeasedGroup, ...]:
-    """What a rank sees of its share.
-
-    Args:
-        share: as rank 0 said.
-        rollouts: its messages, in the share's order.
-    """
-    left = iter(rollouts)
-    return tuple(
-        LeasedGroup(
-            group_id=group.group_id.hex(),
-            rollouts=tuple(_granted(said, next(left)) for said in group.rollouts),
-            size=group.size,
-            complete=group.complete,
-        )
-        for group in share.groups
-    )
-
-
-def _granted(said: ShareRollout, data: Data) -> LeasedRollout:
-    head = data.head
-    return LeasedRollout(
-        rollout_id=head.rollout_id.hex(),
-        group_id=head.group_id.hex(),
-        attempt=head.attempt,
-        samples=data.samples,
-        producer=head.producer.hex(),
-        producer_name=said.producer_name,
-        sequence=head.sequence,
-        created_ns=head.created_ns,
-        restored=said.restored,
-        nacks=said.nacks,
-        staleness=said.staleness,
-    )
-
-
-def _rollout(member: Member, name: str, weights_version: int) -> LeasedRollout:
-    if member.data is None:
-        raise BridgeError(f"rollout {member.rollout_id.hex()} was leased without its data")
-    return LeasedRollout(
-        rollout_id=member.rollout_id.hex(),
-        group_id=member.group_id.hex(),
-        attempt=member.attempt,
-        samples=member.data.samples,
-        producer=member.identity.producer.hex(),
-        producer_name=name,
-        sequence=member.identity.sequence,
-        created_ns=member.data.head.created_ns,
-        restored=member.restored,
-        nacks=member.nacks,
-        staleness=None if member.age is None else member.age.behind(weights_version),
-    )

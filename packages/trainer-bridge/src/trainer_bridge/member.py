@@ -10,7 +10,7 @@ from trainer_bridge.session.peers import Accepted, Identity
 from trainer_bridge.staleness import Age
 
 
-class Member(msgspec.Struct, eq=False):
+class Member(msgspec.Struct, eq=False, gc=False):
     """A message that was accepted and is not done with: it waits, or is leased."""
 
     identity: Identity

@@ -35,6 +35,11 @@ class MemoryServer:
         """A name for people."""
         return self._name
 
+    @property
+    def refused(self) -> int:
+        """None: there are no keys here."""
+        return 0
+
     def wait(self, timeout_s: float) -> None:
         """Returns at once: time is moved by whoever drives the test."""
 

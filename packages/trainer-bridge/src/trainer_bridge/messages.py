@@ -7,13 +7,32 @@ fields that it does not know. `docs/wire-protocol.md` says the same for readers 
 from __future__ import annotations
 
 import enum
-from typing import Literal
+from typing import Annotated, Literal
 
-import msgspec
+from msgspec import Meta
+
+from trainer_bridge.rank_messages import Ask, Done, RankMessage, Ready, Share, Verdict
+from trainer_bridge.wire_types import (
+    BUNDLE_MESSAGES,
+    MAX_EPOCHS,
+    MAX_NUMBER,
+    MAX_PLACE,
+    U8,
+    U16,
+    U32,
+    Body,
+    Features,
+    Hash,
+    Id,
+    Name,
+    Number,
+    Text,
+    Token,
+    Version,
+)
 
 Role = Literal["producer", "observer", "rank"]
 RunState = Literal["run", "pause", "drain", "abort"]
-VerdictKind = Literal["go", "none", "again", "aborted"]
 Scalar = str | int | float | bool | None
 
 MAJOR = 1
@@ -38,23 +57,20 @@ class Kind(enum.IntEnum):
     VERDICT = 13
     DONE = 14
     STATUS = 15
-
-
-class Body(msgspec.Struct, array_like=True, frozen=True):
-    """Base of all bodies."""
+    BUNDLE = 16
 
 
 class WireSet(Body, frozen=True):
     """A set of sequence numbers: all up to `upto`, and the ranges (first, last) above it, in rising order."""
 
-    upto: int = 0
-    ranges: tuple[tuple[int, int], ...] = ()
+    upto: Number = 0
+    ranges: tuple[tuple[Number, Number], ...] = ()
 
 
 class Levels(Body, frozen=True):
     """What has become of one epoch's messages. Absolute, so that repeating or losing one does no harm."""
 
-    epoch: int
+    epoch: U32
     received: WireSet
     stored: WireSet
     committed: WireSet
@@ -63,72 +79,74 @@ class Levels(Body, frozen=True):
 class Hello(Body, frozen=True):
     """First message of a connection, from whoever connected."""
 
-    session: int
+    session: Number
     """Chosen by the sender of HELLO, larger for each connection it makes; everything sent back repeats it."""
     role: Role
-    peer: bytes
+    peer: Id
     """16 bytes: the producer id (kept beside the spool), or a fresh id of an observer."""
-    name: str
+    name: Name
     """For people: shown in tables and errors."""
-    minor_min: int
-    minor_max: int
-    schemas: tuple[tuple[str, int], ...]
+    minor_min: U8
+    minor_max: U8
+    schemas: Annotated[tuple[tuple[Token, Hash], ...], Meta(max_length=64)]
     """(schema id, schema hash) of each schema spoken, best first."""
-    features: tuple[str, ...] = ()
-    epoch: int = 0
+    features: Features = ()
+    epoch: U32 = 0
     """Producers: the number of times this identity was opened."""
-    streams: tuple[tuple[int, int], ...] = ()
+    streams: Annotated[tuple[tuple[U32, Number], ...], Meta(max_length=MAX_EPOCHS)] = ()
     """Producers: (epoch, lowest sequence number that is not settled), for each epoch that still matters."""
 
 
 class Welcome(Body, frozen=True):
     """The answer to HELLO: what was picked, and what has already arrived."""
 
-    session: int
-    receiver: bytes
+    session: Number
+    receiver: Id
     """16 bytes, fresh for each start of the receiver."""
-    minor: int
-    schema: str
-    features: tuple[str, ...]
-    window: int
-    max_payload: int
-    control_address: str = ""
-    """Where the control pair listens. Empty: CONTROL travels on this connection."""
+    minor: U8
+    schema: Token
+    features: Features
+    window: U32
+    max_payload: Number
+    control_address: Text = ""
+    """Reserved: CONTROL travels on this connection (docs/adr/0002-one-socket-pair.md)."""
     acks: tuple[Levels, ...] = ()
-    sequence_limit: int = 0
+    sequence_limit: Number = 0
     """First credit, as in CREDIT."""
-    byte_limit: int = 0
+    byte_limit: Number = 0
 
 
 class Ack(Body, frozen=True):
     """Receiver to producer: how far each epoch has come."""
 
-    session: int
+    session: Number
     levels: tuple[Levels, ...]
 
 
 class Control(Body, frozen=True):
     """Receiver to all: the state in which the trainer wants its workers. Re-sent with every heartbeat."""
 
-    session: int
-    generation: int
+    session: Number
+    generation: Number
     """Grows with each change; a state is applied if its generation is larger than the one held."""
     run_state: RunState
-    weights_version: int
+    weights_version: Version
     """Latest version published in `policy_run`; -1: none yet."""
-    min_version: int
+    min_version: Version
     """Samples below it will be refused as stale; -1: no rule."""
-    policy_run: str = ""
+    policy_run: Name = ""
+    weights_location: Annotated[str, Meta(max_length=MAX_PLACE)] = ""
+    """Where the weights of `weights_version` lie, as the trainer names it. Empty: it does not say."""
 
 
 class Credit(Body, frozen=True):
     """How much more may be sent. Absolute limits, re-sent with every heartbeat."""
 
-    session: int
-    sequence_limit: int
+    session: Number
+    sequence_limit: Number
     """To a producer: messages with a sequence number up to this may be sent. From an observer: so many
     copies in all."""
-    byte_limit: int
+    byte_limit: Number
     """Payload bytes that may be on the way without being acknowledged; a message may be sent while
     less than this is on the way, so that one of any size passes an empty queue."""
 
@@ -136,111 +154,46 @@ class Credit(Body, frozen=True):
 class Report(Body, frozen=True):
     """Producer or observer to receiver, with every heartbeat: I live, and this is how far I am."""
 
-    session: int
-    generation: int
+    session: Number
+    generation: Number
     """The control generation that was applied."""
-    last_sequence: int = 0
-    unsettled: int = 0
+    last_sequence: Number = 0
+    unsettled: Number = 0
 
 
 class Bye(Body, frozen=True):
     """An orderly end of a session, from either side; a producer's BYE is answered by BYE."""
 
-    session: int
-    reason: str = ""
+    session: Number
+    reason: Text = ""
 
 
 class Error(Body, frozen=True):
     """A refusal. Codes below 32 concern one message, the others end the session."""
 
-    session: int
-    code: int
-    text: str
-    epoch: int = 0
-    sequence: int = 0
+    session: Number
+    code: U16
+    text: Text
+    epoch: U32 = 0
+    sequence: Number = 0
     """The refused message; 0: not known, or not about one message."""
-
-
-class Ask(Body, frozen=True):
-    """Rank to receiver: I wait for the next step."""
-
-    session: int
-    rank: int
-    world: int
-    """Ranks, 0 included."""
-    groups: int
-    """Of the whole step."""
-
-
-class ShareRollout(Body, frozen=True, gc=False):
-    """What a rank is told of a rollout beside its DATA message."""
-
-    producer_name: str
-    restored: bool
-    nacks: int
-    staleness: int | None
-
-
-class ShareGroup(Body, frozen=True):
-    """One group of a share, or this rank's part of it."""
-
-    group_id: bytes
-    size: int
-    complete: bool
-    rollouts: tuple[ShareRollout, ...]
-
-
-class Share(Body, frozen=True):
-    """Receiver to rank: your part of a step; the DATA messages of its rollouts follow in this order."""
-
-    session: int
-    step: int
-    groups: tuple[ShareGroup, ...]
-
-
-class Ready(Body, frozen=True):
-    """Rank to receiver: I hold all of my share."""
-
-    session: int
-    step: int
-
-
-class Verdict(Body, frozen=True):
-    """Receiver to rank: what became of a step."""
-
-    session: int
-    step: int
-    verdict: VerdictKind
-    """`go`: it is yours. `none`: nobody gets one this time. `again`: forget your share, another one comes.
-    `aborted`: what you were given, or asked for, is void."""
-    reason: str = ""
-
-
-class Done(Body, frozen=True):
-    """Rank to receiver: I am done with a step."""
-
-    session: int
-    step: int
-    committed: bool
-    """False: given back."""
-    reason: str = ""
 
 
 class Status(Body, frozen=True):
     """Receiver to observer, with every heartbeat: how it stands."""
 
-    session: int
-    metrics: dict[str, float]
+    session: Number
+    metrics: dict[Name, float]
     """As `SampleReceiver.metrics` names them."""
-    producers: tuple[tuple[str, bytes, str, int, int, int], ...]
+    producers: tuple[tuple[Name, Id, Token, Number, Number, Number], ...]
     """(name, producer id, presence, queued, credit in messages, unsettled) of each."""
 
 
 class ArrayEntry(Body, frozen=True, gc=False):
     """Where one array lies in the payload."""
 
-    name: str
-    dtype: str
+    name: Token
+    dtype: Annotated[str, Meta(max_length=8)]
     shape: tuple[int, ...]
     offset: int
     nbytes: int
@@ -255,12 +208,12 @@ class TurnBody(Body, frozen=True, gc=False):
     logprob_kind: Literal["none", "raw", "processed"]
     temperature: float | None
     top_p: float | None
-    top_k: int | None
+    top_k: Annotated[int, Meta(le=MAX_NUMBER)] | None
     min_p: float | None
     reward: float | None
 
 
-class PartBody(Body, frozen=True):
+class PartBody(Body, frozen=True, gc=False):
     """What a sample says beside its arrays and beside what all parts of a rollout share."""
 
     prompt_length: int
@@ -275,27 +228,34 @@ class PartBody(Body, frozen=True):
     extra: dict[str, Scalar]
 
 
-class DataHead(Body, frozen=True):
+class DataHead(Body, frozen=True, gc=False):
     """Head of a DATA message: all parts of one rollout."""
 
-    schema: str
-    producer: bytes
-    epoch: int
-    sequence: int
-    created_ns: int
-    rollout_id: bytes
-    group_id: bytes
-    attempt: int
+    schema: Token
+    producer: Id
+    epoch: U32
+    sequence: Number
+    created_ns: Number
+    rollout_id: Id
+    group_id: Id
+    attempt: U32
     task_id: str
     parts: tuple[PartBody, ...]
     arrays: tuple[ArrayEntry, ...]
     payload_nbytes: int
-    payload_hash: int
+    payload_hash: Hash
     group_size: int = 0
     """Rollouts that make the group complete; 0: the sender does not say."""
 
 
-RankMessage = Ask | Ready | Done
+class Bundle(Body, frozen=True, gc=False):
+    """Producer to receiver: several DATA messages in one, if both ends have the feature `bundle`."""
+
+    items: Annotated[tuple[tuple[U32, U32], ...], Meta(min_length=1, max_length=BUNDLE_MESSAGES)]
+    """(bytes of the head, bytes of the payload) of each. They stand in the second frame in this order, each
+    at the next multiple of 64; what lies between is zero."""
+
+
 Message = (
     Hello
     | Welcome
@@ -310,6 +270,7 @@ Message = (
     | Share
     | Verdict
     | Status
+    | Bundle
 )
 
 BODIES: dict[Kind, type[Message]] = {
@@ -328,5 +289,6 @@ BODIES: dict[Kind, type[Message]] = {
     Kind.VERDICT: Verdict,
     Kind.DONE: Done,
     Kind.STATUS: Status,
+    Kind.BUNDLE: Bundle,
 }
 KINDS: dict[type[Message], Kind] = {body: kind for kind, body in BODIES.items()}

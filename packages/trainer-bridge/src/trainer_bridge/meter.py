@@ -31,6 +31,9 @@ class Meter(msgspec.Struct, eq=False):
     tokens_trained: int = 0
     wait_s: float = 0.0
     """Time that the consumer spent waiting."""
+    event_faults: int = 0
+    letters_not_kept: int = 0
+    """Exceptions that came out of `on_event`."""
     staleness_sum: int = 0
     staleness_count: int = 0
     """Rollouts in `staleness_sum`: handed out, of a known version."""
@@ -44,9 +47,9 @@ class Meter(msgspec.Struct, eq=False):
         self.samples += samples
         self.tokens += tokens
 
-    def drop(self, reason: str) -> None:
-        """A rollout was dropped."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Rollouts were dropped."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def handed_out(self, members: Sequence[Member], weights_version: int) -> None:
         """A step was handed out."""
@@ -96,8 +99,27 @@ def flat_metrics(stats: ReceiverStats, meter: Meter, weights_version: int) -> di
         "duplicates_total": stats.duplicates,
         "fenced_total": stats.fenced,
         "rejected_total": sum(stats.rejected.values()),
+        "unread_total": stats.unread,
+        "quarantines_total": stats.quarantines,
+        "connections_refused_total": stats.connections_refused,
         "unavailable_total": stats.unavailable,
         "unaccounted": stats.unaccounted,
+        "groups_ready": stats.groups_ready,
+        "groups_incomplete": stats.groups_incomplete,
+        "groups_unsized": stats.groups_unsized,
+        "oldest_incomplete_s": stats.oldest_incomplete_s,
+        "credit_beyond_queue_total": stats.credit_beyond_queue,
+        "observers": stats.observers,
+        "skipped_copies_total": stats.skipped_copies,
+        "rollouts_forgotten_total": stats.forgotten_rollouts,
+        "stored": stats.stored,
+        "store_bytes": stats.store_bytes,
+        "store_left_bytes": math.nan if stats.store_left_bytes is None else stats.store_left_bytes,
+        "store_trimmed_total": stats.trimmed,
+        "store_faults_total": stats.store_faults,
+        "store_damaged_total": stats.store_damaged,
+        "letters_not_kept_total": stats.letters_not_kept,
+        "event_faults_total": stats.event_faults,
     }
     out.update({f"dropped_{reason}_total": count for reason, count in sorted(stats.dropped.items())})
     return {name: float(value) for name, value in out.items()}

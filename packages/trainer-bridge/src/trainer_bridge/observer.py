@@ -83,8 +83,6 @@ class SampleObserver:
         self._stranger = ""
         """Why the peer and we do not know each other."""
         self._ready: list[Seen] = []
-        self.unreadable = 0
-        """Copies that could not be decoded."""
         self._absent_since_s = self._clock.monotonic_s()
         try:
             # WELCOME and BYE may come together from a receiver that is just closing.
@@ -99,6 +97,11 @@ class SampleObserver:
     def ended(self) -> str | None:
         """What the receiver said when it closed; None: it has not."""
         return self._session.farewell if self._session.state == "ended" else None
+
+    @property
+    def unreadable(self) -> int:
+        """Messages and copies that could not be read."""
+        return self._session.unreadable
 
     @property
     def status(self) -> Status | None:
@@ -167,8 +170,9 @@ class SampleObserver:
                 raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"DATA of {len(frames)} frames")
             self._ready.append(_seen(decode_data(message, frames[1])))
         except ProtocolError as error:
-            self.unreadable += 1
-            log.warning("a copy from %s cannot be read: %s", self._address, error)
+            if not self._session.unreadable:
+                log.warning("%s sent what cannot be read (counted from now on): %s", self._address, error)
+            self._session.on_garbage(error, now_s, is_data=len(frames) > 1)
 
     def _send_messages(self) -> None:
         for message in self._session.take_messages():
@@ -185,7 +189,7 @@ class SampleObserver:
                 raise AuthError(f"no session with {self._address} for {away_s:.1f} s: {self._stranger}")
             raise ConnectError(
                 f"no trainer-bridge receiver has answered at {self._address} for {away_s:.1f} s: "
-                f"{absence_hint(self._address)}; does the receiver run?"
+                f"{self._session.quarantine or absence_hint(self._address)}; does the receiver run?"
             )
 
 

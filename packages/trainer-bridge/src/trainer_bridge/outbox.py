@@ -11,12 +11,13 @@ from trainer_bridge.clock import Clock
 from trainer_bridge.codec import Frames
 from trainer_bridge.config import Durability, SenderConfig
 from trainer_bridge.errors import NotDurableError, SpoolError
+from trainer_bridge.folder_kind import refuse_store
 from trainer_bridge.group_commit import GroupCommit
-from trainer_bridge.messages import WireSet
 from trainer_bridge.segment_log import SegmentLog
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import Stream
-from trainer_bridge.state_file import CursorFile, ProducerFile, cursor_of, load, save
+from trainer_bridge.spool_identity import CURSOR, open_identity
+from trainer_bridge.state_file import cursor_of, save
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,10 @@ class Outbox(Protocol):
     settled: SeqSet
     """What was settled when the outbox was opened."""
     disk_faults: int
-    """Times that the disk did not take the note of what is settled; the samples are not concerned."""
+    """Times that the disk did not take the note of what is settled, or did not give it back; the samples are
+    not concerned."""
+    lost: int
+    """Messages whose records are damaged or missing: nobody can send them. They count as settled."""
 
     @property
     def last(self) -> int:
@@ -49,7 +53,20 @@ class Outbox(Protocol):
         ...
 
     def frames(self, seq: int) -> Frames:
-        """A message that is not settled."""
+        """A message that is not settled.
+
+        Raises:
+            DamagedError: it is lost.
+            SpoolError: it cannot be read just now.
+        """
+        ...
+
+    def mark_lost(self, seq: int, text: str) -> None:
+        """`frames` raised DamagedError for this message: count it."""
+        ...
+
+    def take_losses(self) -> list[str]:
+        """What was lost since the last call, and where, for people."""
         ...
 
     def settle(self, settled: SeqSet) -> None:
@@ -82,6 +99,7 @@ class MemoryOutbox:
         self.streams = [Stream(1, 1)]
         self.settled = SeqSet()
         self.disk_faults = 0
+        self.lost = 0
         self._frames: dict[int, Frames] = {}
         self._bytes = 0
         self._last = 0
@@ -103,6 +121,13 @@ class MemoryOutbox:
     def frames(self, seq: int) -> Frames:
         """A message that is not settled."""
         return self._frames[seq]
+
+    def mark_lost(self, seq: int, text: str) -> None:
+        """Memory loses nothing."""
+
+    def take_losses(self) -> list[str]:
+        """Nothing."""
+        return []
 
     def settle(self, settled: SeqSet) -> None:
         """Forget what is in the set."""
@@ -140,24 +165,36 @@ class SpoolOutbox:
         durability: when a message counts as accepted.
 
     Raises:
-        SpoolError: see `SegmentLog`.
+        SpoolError: see `SegmentLog`; the folder is a receiver's store; `producer.json` is damaged.
     """
 
     def __init__(self, root: Path, *, durability: Durability, config: SenderConfig, clock: Clock) -> None:
         self._root = root
         self._config = config
         self._sync = durability == "sync"
+        refuse_store(root)
         self._log = SegmentLog(root, segment_bytes=config.segment_bytes, now_ns=clock.now_ns())
         self._cache: dict[int, Frames] = {}
         self._cache_order: deque[int] = deque()
         self._cache_bytes = 0
-        self.disk_faults = 0
         try:
-            self._open_identity(clock)
+            identity = open_identity(self._log, clock)
         except Exception:
             self._log.close()
             raise
+        self.producer = identity.producer
+        self.streams = identity.streams
+        self.settled = identity.settled
+        self.disk_faults = identity.faults
+        self.lost = sum(each.last - each.first + 1 for each in identity.lost)
+        self._losses = [each.text for each in identity.lost]
+        waiting = self.last - self.settled.count(1, self.last)
+        if waiting:
+            log.info("spool %s: %d messages of earlier runs wait to be sent", root, waiting)
         self._saved = self.settled.upto
+        self._settled = self.settled
+        self._unsettled_bytes: int | None = None
+        """None: to be counted."""
         self._commits: GroupCommit | None = None
         if durability != "none":
             self._commits = GroupCommit(
@@ -181,7 +218,10 @@ class SpoolOutbox:
                 f"{self._log.folder}: the disk failed to flush earlier samples ({self._commits.failure}); "
                 "nothing more is taken"
             ) from self._commits.failure
+        before = self._log.nbytes
         seq = self._log.append(frames)
+        if self._unsettled_bytes is not None:
+            self._unsettled_bytes += self._log.nbytes - before
         if self._commits is not None:
             self._commits.written(seq)
         self._cache[seq] = frames
@@ -207,8 +247,20 @@ class SpoolOutbox:
         cached = self._cache.get(seq)
         return cached if cached is not None else self._log.read(seq).frames
 
+    def mark_lost(self, seq: int, text: str) -> None:
+        """The record of this message is damaged or missing: count it."""
+        self.lost += 1
+        self._losses.append(text)
+
+    def take_losses(self) -> list[str]:
+        """What was lost since the last call, and where, for people."""
+        losses, self._losses = self._losses, []
+        return losses
+
     def settle(self, settled: SeqSet) -> None:
         """Forget what is in the set; files go when everything in them is settled."""
+        self._settled = settled
+        self._unsettled_bytes = None
         while self._cache_order and self._cache_order[0] <= settled.upto:
             self._uncache(self._cache_order.popleft())
         segments = iter(self._log.segments())
@@ -228,7 +280,12 @@ class SpoolOutbox:
 
     def is_full(self, unsettled: int) -> bool:
         """True: no more is to be taken in until something settles."""
-        return unsettled > 0 and self._log.nbytes >= self._config.spool_quota_bytes
+        quota = self._config.spool_quota_bytes
+        if not unsettled or self._log.nbytes < quota:
+            return False
+        if self._unsettled_bytes is None:
+            self._unsettled_bytes = self._count_unsettled()
+        return self._unsettled_bytes >= quota
 
     def place(self) -> str:
         """Where unsettled messages lie, for people."""
@@ -245,34 +302,24 @@ class SpoolOutbox:
 
     # -- inside
 
-    def _open_identity(self, clock: Clock) -> None:
-        path = self._log.folder / "producer.json"
-        known = load(path, ProducerFile)
-        cursor = load(self._log.folder / "cursor.json", CursorFile)
-        self.settled = SeqSet(self._log.first - 1)
-        if cursor is not None:
-            # A crash of the machine may have taken back records that the cursor knows: their numbers are
-            # used anew.
-            self.settled.merge(WireSet(cursor.upto, cursor.ranges), 1, self._log.last)
-        first = self._log.last + 1
-        old = [Stream(*pair) for pair in known.streams] if known is not None else []
-        epoch = old[-1].epoch + 1 if old else 1
-        ends = [stream.first for stream in old[1:]] + [first]
-        kept = [s for s, end in zip(old, ends, strict=False) if s.first < end and end - 1 > self.settled.upto]
-        self.streams = [*kept, Stream(epoch, first)]
-        producer = known.producer if known is not None else clock.new_id()
-        self.producer = bytes.fromhex(producer)
-        # On the disk before anything is sent: an epoch is never used twice, even if a crash of the
-        # machine takes
-        # back sequence numbers that were already on the wire.
-        save(path, ProducerFile(producer=producer, streams=tuple((s.epoch, s.first) for s in self.streams)))
-        waiting = self._log.last - first_unsettled(self.settled, self._log.last) + 1
-        if waiting > 0:
-            log.info("spool %s: %d messages of earlier runs wait to be sent", self._root, waiting)
+    def _count_unsettled(self) -> int:
+        """Bytes of the records that are not settled; what else is on the disk counts against no quota.
+
+        Settled records lie there until all of their segment is settled, and with `keep_segments` for ever.
+        """
+        nbytes = 0
+        for segment in self._log.segments():
+            if segment.last <= self._settled.upto:
+                continue
+            for first, last in self._settled.missing(segment.first, segment.last):
+                end = last + 1 - segment.first
+                start = segment.offsets[first - segment.first]
+                nbytes += (segment.offsets[end] if end < len(segment.offsets) else segment.size) - start
+        return nbytes
 
     def _save_cursor(self, settled: SeqSet) -> None:
         try:
-            save(self._log.folder / "cursor.json", cursor_of(settled))
+            save(self._log.folder / CURSOR, cursor_of(settled))
         except SpoolError as error:
             # Without it some samples are sent once more after a restart. Giving up here would keep a full
             # disk full: what follows may delete segments.
@@ -284,8 +331,3 @@ class SpoolOutbox:
 
     def _uncache(self, seq: int) -> None:
         self._cache_bytes -= self._cache.pop(seq).nbytes
-
-
-def first_unsettled(settled: SeqSet, last: int) -> int:
-    """Lowest number up to `last` that is not in the set; `last + 1` if there is none."""
-    return next((low for low, _ in settled.missing(1, last)), last + 1)

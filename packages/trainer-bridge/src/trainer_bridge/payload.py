@@ -124,18 +124,14 @@ def unpack(table: Sequence[ArrayEntry], payload: Buffer) -> dict[str, Array]:
         names.add(entry.name)
     if at != size:
         raise ProtocolError(ErrorCode.BAD_PAYLOAD_LENGTH, f"arrays end at {at}, the payload at {size}")
-    base: Buffer = payload
-    if size >= 8 and not np.frombuffer(payload, np.int64, 1).flags.aligned:
+    base: Buffer = memoryview(payload).toreadonly()
+    if size >= 8 and not np.frombuffer(base, np.int64, 1).flags.aligned:
         # Small messages lie anywhere in the socket's read buffer; kernels that use the views want alignment.
         base = bytes(payload)
-    return {entry.name: _view(entry, base) for entry in table}
-
-
-def _view(entry: ArrayEntry, base: Buffer) -> Array:
-    dtype = DTYPES.get(entry.dtype, _UINT16)
-    array = np.ndarray(entry.shape, dtype, base, entry.offset)
-    array.flags.writeable = False
-    return array
+    return {
+        entry.name: np.ndarray(entry.shape, DTYPES.get(entry.dtype, _UINT16), base, entry.offset)
+        for entry in table
+    }
 
 
 def _check_entry(entry: ArrayEntry, at: int, size: int) -> int:

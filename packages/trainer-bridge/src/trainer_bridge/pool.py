@@ -7,25 +7,24 @@ No clock, no thread, no socket, no file: its owner passes instants in, and carri
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from trainer_bridge.checkpoint import (
-    ReceiverState,
-    decode_groups,
-    decode_rollouts,
-    encode_groups,
-    encode_rollouts,
-)
 from trainer_bridge.codec import Data
 from trainer_bridge.config import ReceiverConfig
 from trainer_bridge.control import ControlBoard
+from trainer_bridge.demand import Demand
 from trainer_bridge.ends import Ends
-from trainer_bridge.errors import BridgeError, ConfigError, SpoolError
 from trainer_bridge.groups import Group, GroupTable, HeldGroup, PoolLease
+from trainer_bridge.judge import Judge
 from trainer_bridge.member import Member
 from trainer_bridge.meter import Meter
 from trainer_bridge.session import Identity, ReceiverSession
-from trainer_bridge.staleness import StalenessRule, age_of
+from trainer_bridge.staleness import StalenessRule
+
+UNSIZED = (
+    "nobody says how many rollouts group {} has: use send_group() or send(..., group_size=n) in the workers, "
+    "or ReceiverConfig(group_size=n) here"
+)
 
 
 class Pool:
@@ -36,7 +35,7 @@ class Pool:
     Args:
         session: told of every place that becomes free, and of every end.
         board: what the trainer published; staleness is measured against it.
-        read: gets a rollout that lies in the store only; SpoolError if it is damaged.
+        read: gets a rollout that lies in the store only; DamagedError if it is damaged.
         bury: takes a rollout that nobody can use: (member, reason, detail).
     """
 
@@ -50,21 +49,24 @@ class Pool:
         bury: Callable[[Member, str, str], None],
         now_s: float,
     ) -> None:
-        self._session = session
+        self.session = session
         self._config = config
-        self._board = board
-        self._read = read
+        self.board = board
         self._bury = bury
         self._rule = StalenessRule(config.max_staleness)
+        self._judge = Judge(rule=self._rule, board=board, read=read, bury=bury)
         self.groups = GroupTable(group_size=config.group_size, deadline_s=config.group_deadline_s)
         self._queue: OrderedDict[Identity, Member] = OrderedDict()
         self.leases: dict[int, PoolLease] = {}
         self.ends = Ends(session.ledger, commit_on=config.commit_on)
         self.meter = Meter()
+        self.demand = Demand()
+        self._in_hand: set[bytes] = set()
+        """Rollouts in the consumer's hands: a later attempt waits until it is known what becomes of them."""
         self.moved_s = now_s
         """When something last arrived, was handed out, or came to its end."""
-        self.step_rollouts = 0
-        """Rollouts of the largest step asked for; 0: none was."""
+        self.seen_s = now_s
+        """The latest instant that the owner has said."""
 
     # -- what is there
 
@@ -81,7 +83,7 @@ class Pool:
     @property
     def weights_version(self) -> int:
         """As published."""
-        return self._board.state.weights_version
+        return self.board.state.weights_version
 
     @property
     def allowance(self) -> int | None:
@@ -91,7 +93,24 @@ class Pool:
         """
         if self._rule.max_staleness is None:
             return None
-        return self._rule.allowance(self.step_rollouts, self.groups.ready_members + self.leased)
+        return self._rule.allowance(self.demand.step_rollouts, self.groups.ready_members + self.leased)
+
+    @property
+    def starved(self) -> bool:
+        """True: the consumer waits for groups that are not complete; no bound may keep their members away."""
+        return self.demand.groups > self.groups.ready_count
+
+    def take_news(self) -> list[str]:
+        """What people are to be told since the last call."""
+        if self.session.beyond_queue:
+            self.demand.tell(
+                "beyond",
+                "a producer's queue is full and a step lacks groups: more is taken beyond queue_messages "
+                f"({self._config.queue_messages}) or queue_bytes ({self._config.queue_bytes}), as much as "
+                "completes it (counted as credit_beyond_queue_total; workers that finish a group before they "
+                "begin the next need less)",
+            )
+        return self.demand.take_news()
 
     # -- in
 
@@ -99,20 +118,27 @@ class Pool:
         """Take in a rollout that is new."""
         self.moved_s = now_s
         self._queue[member.identity] = member
-        if self.groups.is_closed(member.group_id):
-            self._drop(member, "late")
+        if self.is_late(member):
+            self.drop(member, "late")
             return
         replaced = self.groups.add(member, now_s)
         if replaced is not None:
-            self._drop(replaced, "replaced")
+            self.drop(replaced, "replaced")
 
     # -- out
+
+    def ask(self, groups: int) -> None:
+        """The consumer waits for a step of so many groups; end it with `demand.withdraw`."""
+        self.demand.ask(groups, self.groups.largest)
+        if self.groups.closed.take_restored(by_group=True):
+            for member in [m for m in self.waiting() if m.group_id in self.groups.closed]:
+                self.drop(member, "late")
 
     def lease_one(self, now_s: float) -> PoolLease | None:
         """Hand out the first rollout that is fit, whatever its group. None: none is there."""
         self.expire(now_s)
-        while self._queue:
-            member = next(iter(self._queue.values()))
+        self.groups.closed.take_restored(by_group=False)
+        while (member := self._first_free()) is not None:
             if self._is_fit(member):
                 self.groups.remove(member)
                 group = Group(member.group_id, now_s, 1, {member.rollout_id: member})
@@ -120,19 +146,11 @@ class Pool:
         return None
 
     def lease_groups(self, count: int, now_s: float) -> PoolLease | None:
-        """Hand out `count` groups that are ready and fit. None: there are not so many, nothing was taken.
-
-        Raises:
-            ConfigError: nobody says how large a group is.
-        """
+        """Hand out `count` groups that are ready and fit. None: there are not so many, nothing was taken."""
+        self.ask(count)
         self.expire(now_s)
-        unsized = self.groups.unsized
-        if unsized is not None:
-            raise ConfigError(
-                f"nobody says how many rollouts group {unsized.hex()} has: use send_group() or "
-                "send(..., group_size=n) in the workers, or ReceiverConfig(group_size=n) here"
-            )
         if self.groups.ready_count < count:
+            self._tell_unsized()
             return None
         chosen: list[Group] = []
         for group in self.groups.ready():
@@ -142,15 +160,16 @@ class Pool:
                 chosen.append(group)
         if len(chosen) < count:
             return None
+        self.demand.withdraw()
         for group in chosen:
-            self.groups.close(group, complete=group.is_complete)
+            self.groups.close(group)
         leased = [HeldGroup(group, complete=group.is_complete, single=False) for group in chosen]
         self.meter.partial_groups += sum(not each.complete for each in leased)
-        self.step_rollouts = max(self.step_rollouts, sum(group.size for group in chosen))
         return self._lease(leased, now_s)
 
     def expire(self, now_s: float) -> None:
         """Give up groups whose deadline has passed, as the policy says."""
+        self.seen_s = now_s
         for group in self.groups.due(now_s):
             self.meter.overdue_groups += 1
             if self._config.partial_groups == "wait":
@@ -167,9 +186,13 @@ class Pool:
         """The consumer is done with what is left of a lease."""
         lease = self.leases.pop(number)
         self.moved_s = now_s
-        for member in lease.members():
+        members = lease.members()
+        for member in members:
             self.meter.trained(member)
-            self.ends.resolve(member)
+            self._in_hand.discard(member.rollout_id)
+        self.ends.resolve(members)
+        for member in members:
+            self._drop_later_attempt(member)
 
     def nack(self, number: int, rollouts: frozenset[bytes] | None, reason: str, now_s: float) -> None:
         """The consumer gives rollouts back; their groups come again, first.
@@ -200,54 +223,34 @@ class Pool:
         for held in reversed(lease.groups):
             self._take_back(held, frozenset(), "", now_s)
 
-    # -- the checkpoint
+    # -- for a checkpoint that is loaded
 
-    def state(self) -> ReceiverState:
-        """What a checkpoint must hold: everything that came to its end until now."""
-        ledger = self._session.ledger
-        # A partial group in the consumer's hands is over here, and comes again after a restart.
-        held = {each.group.id for lease in self.leases.values() for each in lease.groups}
-        closed = [group_id for group_id in self.groups.closed_early() if group_id not in held]
-        return ReceiverState(
-            policy_run=self._board.state.policy_run,
-            weights_version=self._board.state.weights_version,
-            done=ledger.done.to_plain(),
-            rollouts=encode_rollouts(ledger.rollouts.done()),
-            closed_groups=encode_groups(closed),
-        )
+    def waiting(self) -> list[Member]:
+        """The rollouts that wait, first one first."""
+        return list(self._queue.values())
 
-    def load(self, state: ReceiverState, again: Iterable[Member], now_s: float) -> None:
-        """Go on from a checkpoint.
+    def put_in_order(self) -> None:
+        """Rollouts and groups come as they did the first time: by their places in the store."""
+        ordered = sorted(self._queue.values(), key=lambda member: member.position)
+        self._queue = OrderedDict((member.identity, member) for member in ordered)
+        self.groups.put_in_order()
 
-        Args:
-            state: the checkpoint's.
-            again: stored rollouts that were committed and that the checkpoint does not hold, in their order.
-            now_s: the instant.
+    def is_late(self, member: Member) -> bool:
+        """Its group is over, or another attempt of it was trained on: it must not be trained on as well."""
+        trained = self.session.ledger.rollouts.is_trained(member.rollout_id)
+        return trained or member.group_id in self.groups.closed
 
-        Raises:
-            BridgeError: rollouts were handed out already, or the state is damaged.
-        """
-        if self.meter.leases:
-            raise BridgeError("load_state_dict comes after rollouts were handed out: load it first")
-        done, rollouts = state.watermark(), decode_rollouts(state.rollouts)
-        self.groups.load_closed(decode_groups(state.closed_groups))
-        self._session.ledger.load(done, rollouts)
-        known = dict(rollouts)
-        for member in list(self._queue.values()):
-            if member.identity in done:
-                self._leave(member)
-                self.ends.known(member)
-            elif known.get(member.rollout_id, -1) >= member.attempt:
-                self._drop(member, "duplicate")
-            elif self.groups.is_closed(member.group_id):
-                self._drop(member, "late")
-        first = list(again)
-        for member in first:
-            self.meter.restored += 1
-            self.offer(member, now_s)
-        for member in reversed(first):
-            if member.identity in self._queue:
-                self._queue.move_to_end(member.identity, last=False)
+    def drop(self, member: Member, reason: str) -> None:
+        """A queued rollout ends here, for a counted reason; its place is free at once (SkyRL#1173)."""
+        self.leave(member)
+        self.meter.drop(reason)
+        self.ends.resolve([member], dropped=reason)
+
+    def leave(self, member: Member) -> None:
+        """A queued rollout does not wait any more."""
+        del self._queue[member.identity]
+        self.groups.remove(member)
+        self.session.mark_taken(member.identity, member.nbytes)
 
     # -- inside
 
@@ -257,29 +260,32 @@ class Pool:
         lease = PoolLease(self.meter.leases, now_s, groups)
         for member in lease.members():
             del self._queue[member.identity]
-            self._session.mark_taken(member.identity, member.nbytes)
+            self.session.mark_taken(member.identity, member.nbytes)
+            self._in_hand.add(member.rollout_id)
         self.leases[lease.number] = lease
-        self.meter.handed_out(lease.members(), self._board.state.weights_version)
+        self.meter.handed_out(lease.members(), self.board.state.weights_version)
         return lease
+
+    def _first_free(self) -> Member | None:
+        return next((m for m in self._queue.values() if m.rollout_id not in self._in_hand), None)
 
     def _is_fit(self, member: Member) -> bool:
         """Read it if need be; False: it cannot be handed out, and was dropped."""
-        if member.data is None:
-            try:
-                member.data = self._read(member.position)
-            except SpoolError as error:
-                self._bury(member, "unreadable", str(error))
-                self._drop(member, "unreadable")
-                return False
-        control = self._board.state
-        if not self._rule.applies(control):
-            return True
-        if member.age is None:
-            member.age = age_of(member.data.samples)
-        verdict = self._rule.judge(member.age, control)
+        verdict = self._judge.verdict(member)
         if verdict is not None:
-            self._drop(member, verdict)
+            self.drop(member, verdict)
         return verdict is None
+
+    def _drop_later_attempt(self, trained: Member) -> None:
+        latest = self.session.ledger.latest_of(trained.rollout_id)
+        later = None if latest is None else self._queue.get(latest)
+        if later is not None:
+            self.drop(later, "late")
+
+    def _tell_unsized(self) -> None:
+        group_id = self.groups.unsized
+        if group_id is not None:
+            self.demand.tell("unsized", f"{UNSIZED.format(group_id.hex())}; other groups are handed out")
 
     def _is_group_fit(self, group: Group) -> bool:
         before = len(group.members)
@@ -298,15 +304,16 @@ class Pool:
 
     def _drop_group(self, group: Group, reason: str) -> None:
         for member in list(group.members.values()):
-            self._drop(member, reason)
-        self.groups.close(group, complete=False)
+            self.drop(member, reason)
+        self.groups.close(group)
 
     def _take_back(
         self, leased: HeldGroup, rollouts: frozenset[bytes] | None, reason: str, now_s: float
     ) -> None:
         group = leased.group
         for member in list(group.members.values()):
-            self._session.mark_returned(member.identity, member.nbytes)
+            self.session.mark_returned(member.identity, member.nbytes)
+            self._in_hand.discard(member.rollout_id)
             self._queue[member.identity] = member
             if rollouts is None or member.rollout_id in rollouts:
                 member.nacks += 1
@@ -315,7 +322,7 @@ class Pool:
             for member in group.members.values():
                 lesser = self.groups.add(member, now_s)
                 if lesser is not None:
-                    self._drop(lesser, "replaced")
+                    self.drop(lesser, "replaced")
         else:
             self.groups.give_back(group)
         for member in reversed(list(group.members.values())):
@@ -328,17 +335,6 @@ class Pool:
         ]
         for member in worn:
             self._bury(member, "nacked", reason)
-            self._drop(member, "nacked")
+            self.drop(member, "nacked")
         if worn and not leased.single:
             self._is_rest_fit(group)
-
-    def _drop(self, member: Member, reason: str) -> None:
-        """A queued rollout ends here, for a counted reason; its place is free at once (SkyRL#1173)."""
-        self._leave(member)
-        self.meter.drop(reason)
-        self.ends.resolve(member, dropped=reason)
-
-    def _leave(self, member: Member) -> None:
-        del self._queue[member.identity]
-        self.groups.remove(member)
-        self._session.mark_taken(member.identity, member.nbytes)

@@ -53,9 +53,21 @@ HELP = {
     "unaccounted": "What the receiver's ledger is off by: 0, or there is a fault in the package.",
     "groups_ready": "Groups that could be handed out.",
     "groups_incomplete": "Groups that wait for members.",
+    "groups_unsized": "Of these: groups of which nobody has said how large they are.",
+    "oldest_incomplete_s": "Seconds since the oldest of these began; 0: there is none.",
+    "credit_beyond_queue_total": "Rollouts taken beyond a full queue, to complete groups.",
     "unread_total": "Messages left unread: their peer sent too many, or is in quarantine.",
     "quarantines_total": "Times that a peer was put into quarantine.",
+    "connections_refused_total": "Connections whose key is not in the allow-list.",
+    "rollouts_forgotten_total": "Rollout ids that deduplication no longer knows.",
     "stored": "Rollouts in the store.",
+    "store_bytes": "Bytes of the store's segments.",
+    "store_left_bytes": "Bytes until the store's quota or its disk is full; NaN: there is no store.",
+    "store_trimmed_total": "Rollouts deleted from the store, as keep_committed says.",
+    "store_faults_total": "Times that a segment of the store could not be deleted.",
+    "store_damaged_total": "Records of the store that are damaged or missing.",
+    "letters_not_kept_total": "Dead letters that were not written down.",
+    "event_faults_total": "Exceptions that came out of on_event.",
     "observers": "Observers with a live connection.",
     "skipped_copies_total": "Copies that slow observers did not get.",
     "producer_connected": "1: this sender is connected.",
@@ -83,13 +95,6 @@ def render(metrics: Mapping[str, float], stats: ReceiverStats) -> str:
     }
     families["rollouts_dropped_total"] = _by_reason(stats.dropped)
     families["rejected_total"] = _by_reason(stats.rejected)
-    families["groups_ready"] = [({}, stats.groups_ready)]
-    families["groups_incomplete"] = [({}, stats.groups_incomplete)]
-    families["unread_total"] = [({}, stats.unread)]
-    families["quarantines_total"] = [({}, stats.quarantines)]
-    families["stored"] = [({}, stats.stored)]
-    families["observers"] = [({}, stats.observers)]
-    families["skipped_copies_total"] = [({}, stats.skipped_copies)]
     _add_producers(families, stats)
     return "".join(_family(name, series) for name, series in sorted(families.items()))
 

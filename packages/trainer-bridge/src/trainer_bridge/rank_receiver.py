@@ -15,6 +15,7 @@ from trainer_bridge.codec import decode_data
 from trainer_bridge.config import MAX_PAYLOAD_BYTES, Timing
 from trainer_bridge.control import ControlState
 from trainer_bridge.errors import (
+    AuthError,
     BridgeError,
     ClosedError,
     ConfigError,
@@ -23,10 +24,12 @@ from trainer_bridge.errors import (
     ForkedError,
     ProtocolError,
     RefusedError,
+    StepAbortedError,
 )
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.keys import CurveKeys
-from trainer_bridge.lease import BatchLease, granted_groups
+from trainer_bridge.lease import BatchLease, WholeStep
+from trainer_bridge.leased import granted_groups
 from trainer_bridge.messages import DataHead
 from trainer_bridge.session.rank import RankSession
 from trainer_bridge.transport import ClientTransport, Event
@@ -59,7 +62,7 @@ class RankReceiver:
     Raises:
         ConfigError: `rank` is not within `world`.
         AddressError: the address is malformed or not allowed without keys.
-        ConnectError: rank 0 did not answer in time.
+        ConnectError: rank 0 did not answer in time (AuthError: the keys do not fit).
         RefusedError: rank 0 said no.
     """
 
@@ -96,6 +99,8 @@ class RankReceiver:
         self._absent_since_s: float | None = self._clock.monotonic_s()
         self._closing = False
         self._failure: Exception | None = None
+        self._stranger = ""
+        """Why rank 0 and we do not know each other."""
         self._thread = threading.Thread(
             target=self._run, name=f"trainer-bridge rank {rank} {address}", daemon=True
         )
@@ -111,6 +116,11 @@ class RankReceiver:
         """The state that rank 0 published last."""
         return self._session.control.state
 
+    @property
+    def unreadable(self) -> int:
+        """Messages of rank 0 that were damaged on their way, and asked for again."""
+        return self._session.unreadable
+
     def next_batch(self, *, groups: int, deadline_s: float | None = None) -> BatchLease | None:
         """This rank's share of the next step.
 
@@ -118,12 +128,16 @@ class RankReceiver:
             groups: of the whole step, as rank 0 says.
             deadline_s: seconds until this rank asks no longer for rank 0 to decide, and raises. None: as long
                 as it takes. Whether there is a step in time is for rank 0 to say: its deadline holds for all.
+                Call again after that, or after Ctrl-C: nobody gets a step without this rank, and one that
+                rank 0 has already is handed out then.
 
         Returns:
-            A lease, or None: nobody gets a step this time. `commit` and `nack` concern the whole step.
+            A lease, or None: nobody gets a step this time, or, where rank 0 counts fewer ranks now, not this
+            one. `commit` and `nack` concern the whole step.
 
         Raises:
-            BridgeError: the last step was aborted after it was handed out (the text says why).
+            StepAbortedError: the last step was aborted after it was handed out (the text says why).
+            ConfigError: rank 0 counts other groups, or other ranks, than this rank.
             ConnectError: rank 0 is away, or did not decide in `deadline_s`.
             ClosedError, ForkedError: the receiver cannot be used here, or rank 0 has closed.
         """
@@ -132,17 +146,21 @@ class RankReceiver:
         with self._changed:
             self._check_usable()
             self._check_broken()
-            if session.holding is not None:
-                raise BridgeError(f"step {session.holding} is neither committed nor given back yet")
-            session.ask(self.world, groups)
-            self._transport.wake()
-            self._await(lambda: session.granted is not None or session.answer is not None, deadline_s)
-            granted, answer = session.granted, session.answer
-            session.granted = session.answer = None
-        if granted is not None:
-            return BatchLease(granted.share.step, granted_groups(granted.share, granted.rollouts), self)
+            if session.granted is None:  # else the last call was interrupted right after that
+                if session.holding is not None:
+                    raise BridgeError(f"step {session.holding} is neither committed nor given back yet")
+                self._ask(groups, deadline_s)
+            granted = session.granted
+            if granted is not None:
+                whole = WholeStep.of(granted.share, granted.world)
+                here = granted_groups(granted.share, granted.rollouts)
+                lease = BatchLease(granted.share.step, here, self, whole)
+                session.granted = None
+                return lease
+            answer, session.answer = session.answer, None
+        self._check_broken()
         if answer is not None and answer.verdict == "aborted":
-            raise BridgeError(f"the step was aborted: {answer.reason}")
+            raise ConfigError(f"rank {self._rank} cannot get a step: {answer.reason}")
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,18 +206,32 @@ class RankReceiver:
 
     # -- inside
 
+    def _ask(self, groups: int, deadline_s: float | None) -> None:
+        """Wait until rank 0 has decided; whoever stops waiting takes the question back."""
+        session = self._session
+        session.ask(self.world, groups)
+        self._transport.wake()
+        try:
+            self._await(lambda: session.is_answered, deadline_s)
+        except BaseException:
+            session.withdraw(self._clock.monotonic_s())
+            self._transport.wake()
+            raise
+
     def _end_step(self, number: int, *, committed: bool, reason: str) -> None:
         self._check_process()
         with self._changed:
             self._check_usable()
             self._check_broken()
+            if self._session.holding != number:
+                raise StepAbortedError(f"step {number} was aborted before; its rollouts come again")
             self._session.done(number, committed=committed, reason=reason)
         self._transport.wake()
 
     def _check_broken(self) -> None:
         reason, self._session.broken = self._session.broken, ""
         if reason:
-            raise BridgeError(f"the step was aborted: {reason}")
+            raise StepAbortedError(f"{reason}; its rollouts come again: call next_batch again")
 
     def _await(self, condition: Callable[[], bool], timeout_s: float | None) -> None:
         end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
@@ -210,10 +242,12 @@ class RankReceiver:
                 if end_s is not None and now_s >= end_s:
                     raise ConnectError(f"rank 0 at {self._address} did not decide within {timeout_s} s")
                 away_s = 0.0 if self._absent_since_s is None else now_s - self._absent_since_s
+                if away_s > self._connect_timeout_s and self._stranger:
+                    raise AuthError(f"rank {self._rank} at {self._address}: {self._stranger}")
                 if away_s > self._connect_timeout_s:
                     raise ConnectError(
                         f"rank {self._rank}: no receiver has answered at {self._address} for {away_s:.1f} s: "
-                        f"{absence_hint(self._address)}; does rank 0 run?"
+                        f"{self._session.quarantine or absence_hint(self._address)}; does rank 0 run?"
                     )
                 self._changed.wait(TICK_S)
 
@@ -237,7 +271,10 @@ class RankReceiver:
     def _step(self, now_s: float) -> None:
         for event in self._transport.events(BATCH):
             if event.kind == "up":
+                self._stranger = ""
                 self._session.connected(now_s)
+            elif event.kind == "unknown":
+                self._stranger = event.text
             elif event.kind == "down":
                 self._session.disconnected()
             elif event.kind == "message":
@@ -253,13 +290,18 @@ class RankReceiver:
 
     def _on_frames(self, event: Event, now_s: float) -> None:
         frames = event.frames
-        message = decode_head(frames[0] if frames else b"")
-        if not isinstance(message, DataHead):
-            self._session.on_message(message, now_s)
-            return
-        if len(frames) != 2:
-            raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"DATA of {len(frames)} frames")
-        self._session.on_data(decode_data(message, frames[1]), now_s)
+        try:
+            message = decode_head(frames[0] if frames else b"")
+            if not isinstance(message, DataHead):
+                self._session.on_message(message, now_s)
+                return
+            if len(frames) != 2:
+                raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"DATA of {len(frames)} frames")
+            self._session.on_data(decode_data(message, frames[1]), now_s)
+        except ProtocolError as error:
+            if not self._session.unreadable:
+                log.warning("%s sent what cannot be read (counted from now on): %s", self._address, error)
+            self._session.on_garbage(error, now_s, is_data=len(frames) > 1)
 
     def _send_messages(self) -> None:
         for message in self._session.take_messages():

@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 from trainer_bridge.clock import Clock
 from trainer_bridge.config import RankSplit
-from trainer_bridge.errors import BridgeError, StuckError
-from trainer_bridge.groups import HeldGroup, PoolLease
+from trainer_bridge.errors import BridgeError, ConfigError, StuckError
+from trainer_bridge.groups import PoolLease
+from trainer_bridge.lease import BatchLease, WholeStep
+from trainer_bridge.leased import data_of, granted_groups, said_of
 from trainer_bridge.member import Member
-from trainer_bridge.messages import Share, ShareGroup, ShareRollout
+from trainer_bridge.rank_messages import Share, ShareRollout
 from trainer_bridge.receiver_loop import ReceiverLoop
 from trainer_bridge.session.steps import StepTable
-from trainer_bridge.shares import share_out
+from trainer_bridge.shares import shares_of
 
 
 class RankedDesk:
@@ -36,15 +38,19 @@ class RankedDesk:
         self.split: RankSplit = split
         self._patience_s = patience_s
         self._check = check
-        self._mine: list[HeldGroup] = []
+        self._mine: tuple[Share, list[Member]] = (Share(0, 0, ()), [])
 
     @property
     def steps(self) -> StepTable:
         """What the ranks hold."""
         return self._loop.session.steps
 
-    def advance(self, groups: int, world: int, now_s: float) -> PoolLease | None:
-        """Bring the next step as far as it can be now; rank 0's share once everyone was told to go."""
+    def advance(self, groups: int, world: int, now_s: float) -> BatchLease | None:
+        """Bring the next step as far as it can be now; rank 0's share once everyone was told to go.
+
+        Raises:
+            ConfigError: the step cannot be told to the ranks; it waits in the pool.
+        """
         steps, pool = self.steps, self._loop.pool
         if steps.step is None:
             if steps.missing():
@@ -52,22 +58,20 @@ class RankedDesk:
             lease = pool.lease_groups(groups, now_s)
             if lease is None:
                 return None
-            self._mine, *others = share_out(lease, world, self.split)
-            shares = {
-                rank: (self._share(share), [m for held in share for m in held.group.members.values()])
-                for rank, share in enumerate(others, 1)
-            }
-            steps.start(lease.number, shares)
+            self._mine, *others = self._shared(lease, world, now_s)
+            steps.start(lease.number, dict(enumerate(others, 1)))
         step = steps.step
         if step is None or not step.out:
             return None
-        return PoolLease(step.number, now_s, self._mine)
+        share, members = self._mine
+        groups_here = granted_groups(share, [data_of(member) for member in members])
+        return BatchLease(step.number, groups_here, self, WholeStep.of(share, world))
 
     def commit_lease(self, number: int) -> None:
         """Wait until every rank has committed the step, and commit it.
 
         Raises:
-            BridgeError: a rank was lost or gave it back; the groups come again.
+            StepAbortedError: a rank was lost or gave it back; the groups come again.
             StuckError: a rank has not committed it for `patience_s`.
         """
         loop, began_s = self._loop, self._clock.monotonic_s()
@@ -78,7 +82,11 @@ class RankedDesk:
                 waited_s = self._clock.monotonic_s() - began_s
                 if self._patience_s is not None and waited_s >= self._patience_s:
                     holders = ", ".join(f"rank {rank}" for rank in self.steps.not_done())
-                    raise StuckError(f"{holders} has not committed step {number} for {waited_s:.0f} s")
+                    raise StuckError(
+                        f"{holders} has not committed step {number} for {waited_s:.1f} s: look at that rank, "
+                        "then commit again to wait on, or give the step back with nack"
+                    )
+                loop.listener.check_outside("commit of a step that ranks share")
                 loop.changed.wait(None if self._patience_s is None else self._patience_s - waited_s)
             if step is not None:
                 loop.pool.commit(step.lease, self._clock.monotonic_s())
@@ -88,7 +96,8 @@ class RankedDesk:
         """Give the step back for all ranks.
 
         Raises:
-            BridgeError: single rollouts were named, or the step was aborted before.
+            StepAbortedError: the step was aborted before.
+            BridgeError: single rollouts were named.
         """
         if rollouts is not None:
             raise BridgeError("a step that is shared by ranks is given back whole: name no rollouts")
@@ -97,15 +106,13 @@ class RankedDesk:
             self.steps.nack(number, reason)
             self._loop.settle()
 
-    def _share(self, share: list[HeldGroup]) -> Share:
-        return Share(0, 0, tuple(self._share_group(held) for held in share))
+    def _shared(self, lease: PoolLease, world: int, now_s: float) -> list[tuple[Share, list[Member]]]:
+        try:
+            return shares_of(lease, world, self.split, self._say)
+        except ConfigError:
+            self._loop.pool.release(lease.number, now_s)
+            raise
 
-    def _share_group(self, held: HeldGroup) -> ShareGroup:
-        rollouts = tuple(self._share_rollout(member) for member in held.group.members.values())
-        return ShareGroup(held.group.id, held.group.size, held.complete, rollouts)
-
-    def _share_rollout(self, member: Member) -> ShareRollout:
-        version = self._loop.pool.weights_version
+    def _say(self, member: Member) -> ShareRollout:
         name = self._loop.session.ledger.producers[member.identity.producer].name
-        behind = None if member.age is None else member.age.behind(version)
-        return ShareRollout(name, member.restored, member.nacks, behind)
+        return said_of(member, name=name, weights_version=self._loop.pool.weights_version)

@@ -30,9 +30,12 @@ from trainer_bridge.lease import BatchLease, Lease
 from trainer_bridge.member import Member
 from trainer_bridge.messages import RunState
 from trainer_bridge.meter import flat_metrics
+from trainer_bridge.permits import admission
 from trainer_bridge.pool import Pool
+from trainer_bridge.pool_state import state_of
 from trainer_bridge.ranked import RankedDesk
-from trainer_bridge.receiver_loop import ReceiverEvent, ReceiverLoop
+from trainer_bridge.receiver_events import ReceiverEvent
+from trainer_bridge.receiver_loop import ReceiverLoop
 from trainer_bridge.receiver_stats import gather_stats
 from trainer_bridge.session import ReceiverSession
 from trainer_bridge.stats import ReceiverStats
@@ -81,26 +84,24 @@ class SampleReceiver:
             timing=config.timing,
             keys=keys,
         )
+        self._network = network
         self.address = network.address
         """Where senders, observers and other ranks connect to."""
         self.world = 1
         """Data-parallel ranks that share each step of `next_batch`."""
-        self._board = ControlBoard(clock.now_ns())
+        self._board = ControlBoard(clock.now_ns(), max_staleness=config.max_staleness)
         self._clock = clock
-        self._max_staleness = config.max_staleness
         self._store: Store | None = None
         letters: DeadLetters | None = None
         try:
             if out is not None:
-                self._store = Store(
-                    Path(out),
-                    segment_bytes=config.segment_bytes,
-                    now_ns=clock.now_ns(),
-                    progressed=network.wake,
-                )
+                self._store = Store(Path(out), config=config, now_ns=clock.now_ns(), progressed=network.wake)
             letters = self._letters = DeadLetters(None if out is None else Path(out))
             session = ReceiverSession(
-                receiver=bytes.fromhex(clock.new_id()), config=config, board=self._board
+                receiver=bytes.fromhex(clock.new_id()),
+                config=config,
+                board=self._board,
+                admit=admission(keys, self._store),
             )
             pool = Pool(
                 session=session,
@@ -166,7 +167,7 @@ class SampleReceiver:
         """Hand out the next `groups` groups, each with every part of every rollout.
 
         What is not handed out stays where it is: nothing is taken out to look at it (THUDM/slime PR #2238). A
-        group id names one group for ever: what comes after its group was handed out is dropped as `late`.
+        group id names one group for ever: what comes after it was handed out is `late`, and dropped.
 
         Args:
             groups: how many.
@@ -181,7 +182,7 @@ class SampleReceiver:
             and the other ranks get None too.
 
         Raises:
-            ConfigError: nobody says how many rollouts a group has, or the groups cannot be shared out evenly.
+            ConfigError: nobody says how large any group is, or the groups cannot be shared out evenly.
             ClosedError, StuckError, SpoolError, BridgeError: as `next`.
         """
         self._check_process()
@@ -206,26 +207,27 @@ class SampleReceiver:
         policy_run: str | None = None,
         weights_version: int | None = None,
         min_version: int | None = None,
+        weights_location: str | None = None,
     ) -> ControlState:
         """Change the state that all workers are told (what is not given stays), and tell them at once.
 
         With `max_staleness`, a new `weights_version` brings the `min_version` that follows from it, so that
-        workers can give up early what would be dropped here.
+        workers can give up early what would be dropped here. `weights_location` says where the weights of
+        `weights_version` lie; a new version without one has none.
 
         Raises:
+            ConfigError: a value that is none, or that no message can carry; nothing is changed then.
             ClosedError, ForkedError: the receiver cannot be used here.
         """
         self._check_process()
         with self._loop.changed:
             self._check_usable()
-            if weights_version is not None and min_version is None and self._max_staleness is not None:
-                oldest = weights_version - self._max_staleness
-                min_version = oldest if oldest > 0 else -1
             state = self._board.set(
                 run_state=run_state,
                 policy_run=policy_run,
                 weights_version=weights_version,
                 min_version=min_version,
+                weights_location=weights_location,
             )
             self._loop.session.publish()
         self._loop.wake()
@@ -239,13 +241,14 @@ class SampleReceiver:
         """
         self._check_process()
         with self._loop.changed:
-            return msgspec.to_builtins(self._loop.pool.state())
+            return msgspec.to_builtins(state_of(self._loop.pool))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, also an older one: nothing that it holds comes again, all else does.
 
-        What was told to the senders as committed after that checkpoint comes from the store; without one it
-        is gone, and counted as `unavailable`.
+        What was told to the senders as committed after that checkpoint comes from the store. Without one, or
+        where the store has deleted it (`ReceiverConfig.keep_committed`), it is gone: it is counted as
+        `unavailable`, and a `ReceiverEvent` of kind "store" says whose it was.
 
         Raises:
             BridgeError: rollouts were handed out already, or it is no state of a receiver.
@@ -258,9 +261,10 @@ class SampleReceiver:
             self._loop.changed.notify_all()
 
     def checkpoint_saved(self, state: Mapping[str, Any]) -> None:
-        """A checkpoint that holds `state` is on the disk: senders may forget what it knows of.
+        """A checkpoint that holds `state` is on the disk.
 
-        Without effect where `commit_on` is "commit".
+        With `commit_on="checkpoint"` senders may now forget what it knows of, and with
+        `keep_committed="checkpoint"` the store may.
 
         Raises:
             BridgeError: it is no state of a receiver.
@@ -269,16 +273,18 @@ class SampleReceiver:
         saved = state_from(state)
         with self._loop.changed:
             self._check_usable()
-            self._loop.pool.ends.saved(saved)
-            self._loop.settle()
+            self._loop.checkpoint_saved(saved)
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """What nobody could use, with the reason: given back too often, unreadable, or malformed.
 
         Raises:
+            ClosedError: the receiver is closed; with `out`, `trainer-bridge inspect` shows the file.
             SpoolError: the catalogue cannot be read.
         """
         self._check_process()
+        if self._loop.closing:
+            raise ClosedError(f"the receiver at {self.address} is closed: ask for dead letters before")
         return self._letters.all()
 
     def metrics(self) -> dict[str, float]:
@@ -341,4 +347,4 @@ class SampleReceiver:
             )
 
     def _stats(self) -> ReceiverStats:
-        return gather_stats(self.address, self._loop.session, self._loop.pool, self._store, self._loop.guard)
+        return gather_stats(self._network, self._loop.session, self._loop.pool, self._store, self._loop.guard)

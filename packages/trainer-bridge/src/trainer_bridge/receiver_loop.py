@@ -7,23 +7,24 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
 
+from trainer_bridge import bundle
 from trainer_bridge.checkpoint import ReceiverState
 from trainer_bridge.clock import Clock
 from trainer_bridge.codec import Data, Frames, decode_data
 from trainer_bridge.dead_letters import DeadLetters, letter_of_refusal
-from trainer_bridge.errors import BridgeError, ErrorCode, ProtocolError
+from trainer_bridge.errors import BridgeError, ErrorCode, ProtocolError, UnsendableError
 from trainer_bridge.guard import Guard
 from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.listener import Listener
 from trainer_bridge.member import Member
-from trainer_bridge.messages import DataHead, Hello
+from trainer_bridge.messages import Bundle, DataHead, Message
 from trainer_bridge.payload import Buffer
 from trainer_bridge.pool import Pool
+from trainer_bridge.receiver_events import Changes, ReceiverEvent, Refusals, name_of
 from trainer_bridge.receiver_stats import status_of
-from trainer_bridge.seqset import SeqSet
+from trainer_bridge.resume import go_on_from, take_in
 from trainer_bridge.session import Identity, ReceiverSession
-from trainer_bridge.session.peers import Presence
 from trainer_bridge.store import Store
 from trainer_bridge.transport import ServerTransport
 
@@ -31,13 +32,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 BATCH = 64
-
-
-class ReceiverEvent(NamedTuple):
-    """Something a user of the receiver may want to show. Told in its own thread: return quickly."""
-
-    kind: Literal["producer", "rejected", "dropped"]
-    text: str
 
 
 class ReceiverLoop:
@@ -49,7 +43,7 @@ class ReceiverLoop:
     Args:
         pool: of the same session.
         letters: for messages that cannot be read.
-        on_event: called without the lock.
+        on_event: called without the lock; what it raises is logged once and counted.
     """
 
     def __init__(
@@ -66,7 +60,7 @@ class ReceiverLoop:
     ) -> None:
         self._transport = transport
         self._clock = clock
-        self._on_event = on_event
+        self.listener = Listener(on_event, f"the receiver at {transport.address}")
         self.session = session
         self.pool = pool
         self.store = store
@@ -79,10 +73,11 @@ class ReceiverLoop:
         self._storing: deque[tuple[int, Identity]] = deque()
         self._at: dict[int, Identity] = {}
         """Position in the store -> message, while its commit is on the way to the disk."""
-        self._dropped: set[str] = set()
-        """Reasons that were told."""
-        self._presence: dict[bytes, Presence] = {}
-        self._refusals: list[ReceiverEvent] = []
+        self._changes = Changes()
+        self._refused = Refusals()
+        self._told: list[ReceiverEvent] = []
+        self._arrived = False
+        """A rollout came in this step: the consumer is to be told at its end."""
         self._thread = threading.Thread(
             target=self._run, name=f"trainer-bridge receiver {transport.address}", daemon=True
         )
@@ -98,15 +93,17 @@ class ReceiverLoop:
                 self.pool.nack(lease.lease, None, lease.reason, now_s)
             else:
                 self.pool.release(lease.lease, now_s)
-        for resolved in self.pool.ends.take_finished():
+        for ended in self.pool.ends.take_finished():
             if self.store is not None:
-                self._at[resolved.position] = resolved.identity
-                # Acknowledged when that is on the disk.
-                self.store.commit(resolved.position, dropped=resolved.dropped)
+                self._at.update((each.position, each.identity) for each in ended)
+                # Acknowledged when that is on the disk: a step in one piece.
+                self.store.commit_many([(each.position, each.dropped) for each in ended])
             else:
-                due = self.session.mark_committed(resolved.identity, self._clock.monotonic_s())
-                self.session.has_news |= due
-        self.session.limit(self.pool.allowance)
+                for resolved in ended:
+                    due = self.session.mark_committed(resolved.identity, self._clock.monotonic_s())
+                    self.session.has_news |= due
+        full = self.store is not None and self.store.room.level == "full"
+        self.session.limit(0 if full else self.pool.allowance, starved=self.pool.starved and not full)
         news = self.session.has_news or self.session.steps.waiting_peers
         if news and threading.current_thread() is not self._thread:
             self._transport.wake()
@@ -117,24 +114,18 @@ class ReceiverLoop:
         Raises:
             BridgeError: rollouts were handed out already, or the state is damaged.
         """
-        done = state.watermark()
-        committed = SeqSet()
-        again: list[tuple[DataHead, int, int]] = []
-        for held in self.store.held() if self.store is not None else ():
-            identity = Identity(held.head.producer, held.head.epoch, held.head.sequence)
-            if identity in done:
-                committed.add(held.position)
-            elif held.committed:
-                again.append((held.head, held.nbytes, held.position))
-        members = (
-            Member.stored(self.session.ledger.reopen(head, nbytes), head, nbytes=nbytes, position=position)
-            for head, nbytes, position in again
-        )
-        self.pool.load(state, members, self._clock.monotonic_s())
-        if self.store is not None:
-            self.store.rewind(committed)
+        lost = go_on_from(state, self.pool, self.session.ledger, self.store, self._clock.monotonic_s())
+        if lost:
+            self._told.append(ReceiverEvent("store", lost))
         self.settle()
-        log.info("a checkpoint was loaded: %d stored rollouts after it come again", len(again))
+
+    def checkpoint_saved(self, state: ReceiverState) -> None:
+        """A checkpoint is on the disk; the caller holds `changed`."""
+        self.pool.ends.saved(state)
+        self.pool.moved_s = self._clock.monotonic_s()
+        self.settle()
+        if self.store is not None:
+            self.store.checkpoint_saved(state)
 
     def wake(self) -> None:
         """Something is to be sent."""
@@ -142,6 +133,7 @@ class ReceiverLoop:
 
     def stop(self) -> None:
         """End the thread and free everything."""
+        self.listener.check_outside("close")
         with self.changed:
             self.closing = True
             self.changed.notify_all()
@@ -158,9 +150,10 @@ class ReceiverLoop:
                     self._step()
                     events = self._events()
                 for event in events:
-                    log.info("%s", event.text)
-                    if self._on_event is not None:
-                        self._on_event(event)
+                    unheard = event.kind in ("store", "waiting") and not self.listener
+                    log.log(logging.WARNING if unheard else logging.INFO, "%s", event.text)
+                    self.listener.tell(event)
+                    self.pool.meter.event_faults = self.listener.faults
         except Exception as error:
             log.exception("the receiver at %s has failed", self._transport.address)
             with self.changed:
@@ -185,18 +178,8 @@ class ReceiverLoop:
             self.changed.notify_all()
 
     def _restore(self, store: Store) -> None:
-        for held in store.held():
-            identity = self.session.ledger.restore(held.head, committed=held.committed, nbytes=held.nbytes)
-            if not held.committed:
-                self.pool.meter.restored += 1
-                self.pool.offer(
-                    Member.stored(identity, held.head, nbytes=held.nbytes, position=held.position),
-                    self._clock.monotonic_s(),
-                )
+        take_in(store, self.pool, self.session.ledger, self._letters, self._clock)
         self.settle()
-        if store.last:
-            restored = self.pool.meter.restored
-            log.info("%d rollouts in the store, %d of them not committed", store.last, restored)
 
     def _step(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -204,16 +187,21 @@ class ReceiverLoop:
         for peer, frames, user in self._transport.receive(BATCH):
             if self.guard.admits(peer, user, now_s):
                 self._on_frames(peer, frames, user, now_s)
+        if self._arrived:
+            self._arrived = False
+            self.settle()
+            self.changed.notify_all()
         if self.store is not None:
             self.store.check()
             self._after_disk(self.store, now_s)
         self._expire(now_s)
         self.session.tick(now_s)
         self._flush(now_s)
-        if ranked or self.session.steps.ranks:
+        if ranked or self.session.steps.ranks or self.session.steps.waiting_peers:
             self._serve_ranks()
 
     def _expire(self, now_s: float) -> None:
+        self.pool.seen_s = now_s
         due_s = self.pool.groups.next_due_s()
         if due_s is not None and due_s <= now_s:
             self.pool.expire(now_s)
@@ -224,17 +212,23 @@ class ReceiverLoop:
         due_s = self.session.next_due_s
         return TICK_S if due_s is None else min(max(due_s - self._clock.monotonic_s(), 0.0), TICK_S)
 
-    def _on_frames(self, peer: bytes, frames: Sequence[Buffer], user: str, now_s: float) -> None:
+    def _on_frames(
+        self, peer: bytes, frames: Sequence[Buffer], user: str, now_s: float, *, bundled: bool = False
+    ) -> None:
         head: DataHead | None = None
         try:
             message = decode_head(frames[0] if frames else b"")
+            if bundled and not isinstance(message, DataHead):
+                raise ProtocolError(ErrorCode.UNKNOWN_KIND, f"a BUNDLE with {type(message).__name__} in it")
+            if isinstance(message, Bundle):
+                for each in bundle.split(message, frames):
+                    self._on_frames(peer, each, user, now_s, bundled=True)
+                return
             if not isinstance(message, DataHead):
                 self.guard.charge(peer, now_s)
                 if len(frames) != 1:
                     raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"{len(frames)} frames, 1 is right")
-                if isinstance(message, Hello) and message.role == "producer":
-                    self.guard.claim(message.peer, user)
-                self.session.on_message(peer, message, now_s)
+                self.session.on_message(peer, message, now_s, user)
                 return
             head = message
             if len(frames) != 2:
@@ -246,14 +240,15 @@ class ReceiverLoop:
         except ProtocolError as error:
             self.session.reject(peer, head, error)
             self._letters.add(letter_of_refusal(head, frames, error, self._clock.now_ns()))
-            self._refusals.append(ReceiverEvent("rejected", f"a message was refused: {error}"))
+            who = name_of(peer, self.session.peers.get(peer), user)
+            self._refused.add(who, error)
             if self.guard.malformed(peer, user, now_s):
-                self._quarantine(peer, user or peer.hex())
+                self._quarantine(peer, who)
 
     def _quarantine(self, peer: bytes, name: str) -> None:
         text = f"too many malformed messages; nothing more is read from {name} for a while"
         self.session.reject(peer, None, ProtocolError(ErrorCode.QUARANTINED, text))
-        self._refusals.append(ReceiverEvent("rejected", f"quarantine: {text}"))
+        self._told.append(ReceiverEvent("rejected", f"quarantine: {text}"))
 
     def _accept(self, frames: Frames, data: Data) -> None:
         accepted = self.session.accept(data, frames.nbytes)
@@ -265,8 +260,7 @@ class ReceiverLoop:
             self._storing.append((position, accepted.identity))
         self.pool.meter.arrive(len(data.samples), sum(len(sample) for sample in data.samples))
         self.pool.offer(Member.arrived(accepted, frames, position), self._clock.monotonic_s())
-        self.settle()
-        self.changed.notify_all()
+        self._arrived = True
         for observer in self.session.observers():
             if self._transport.send(observer, frames) != "sent":
                 self.session.skipped_copies += 1
@@ -276,25 +270,49 @@ class ReceiverLoop:
             self.session.mark_stored(self._storing.popleft()[1], now_s)
         for position in store.take_committed():
             self.session.mark_committed(self._at.pop(position), now_s)
+        news = store.room.take_news()
+        if news:
+            self._told += [ReceiverEvent("store", text) for text in news]
+            self.settle()
 
     def _flush(self, now_s: float) -> None:
         for peer, message in self.session.take_messages(now_s):
-            # A full queue is no loss: everything a receiver says is absolute, and said again.
-            if self._transport.send(peer, (encode_head(message),)) == "gone":
-                self.session.unreachable(peer)
+            self._say(peer, message)
         observers, self.session.status_due = self.session.status_due, []
         for observer in observers:
-            here = self._transport.address
-            status = status_of(observer, here, self.session, self.pool, self.store, self.guard)
+            status = status_of(observer, self._transport, self.session, self.pool, self.store, self.guard)
             if status is not None:
-                self._transport.send(observer, (encode_head(status),))
+                self._say(observer, status)
+
+    def _say(self, peer: bytes, message: Message) -> None:
+        head = self._encoded(peer, message)
+        # A full queue is no loss: everything a receiver says is absolute, and said again.
+        if head is not None and self._transport.send(peer, (head,)) == "gone":
+            self.session.unreachable(peer)
+
+    def _encoded(self, peer: bytes, message: Message) -> bytes | None:
+        """None: no message can hold the answer. That is the doing of its peer, which is one no longer."""
+        try:
+            return encode_head(message)
+        except UnsendableError as error:
+            if peer in self.session.peers:  # else it is the farewell of one that was given up
+                self.session.reject(peer, None, ProtocolError(ErrorCode.TOO_LARGE, f"the answer: {error}"))
+                self.session.unreachable(peer)
+                text = f"peer {peer.hex()} was given up, it cannot be answered: {error}"
+                self._told.append(ReceiverEvent("rejected", text))
+            return None
 
     def _serve_ranks(self) -> None:
         steps = self.session.steps
         self.settle()
         for peer in steps.waiting_peers:
             while (item := steps.next_out(peer)) is not None:
-                frames = self._frames_of(item) if isinstance(item, Member) else (encode_head(item),)
+                if isinstance(item, Member):
+                    frames = self._frames_of(item)
+                elif (head := self._encoded(peer, item)) is not None:
+                    frames = (head,)
+                else:
+                    break
                 answer = self._transport.send(peer, frames)
                 if answer == "gone":
                     self.session.unreachable(peer)
@@ -312,19 +330,13 @@ class ReceiverLoop:
         return self.store.frames(member.position)
 
     def _events(self) -> list[ReceiverEvent]:
-        events, self._refusals = self._refusals, []
-        for producer in self.session.ledger.producers.values():
-            if self._presence.get(producer.id) != producer.presence:
-                self._presence[producer.id] = producer.presence
-                if producer.presence != "away":
-                    who = f"{producer.name} ({producer.id.hex()[:8]})"
-                    events.append(ReceiverEvent("producer", f"producer {who} {producer.presence}"))
-                    self.pool.moved_s = self._clock.monotonic_s()
-                    self.changed.notify_all()
-        for reason in self.pool.meter.dropped:
-            if reason not in self._dropped:
-                self._dropped.add(reason)
-                events.append(
-                    ReceiverEvent("dropped", f"rollouts are dropped: {reason} (counted from now on)")
-                )
-        return events
+        self.pool.meter.letters_not_kept = self._letters.not_kept
+        events = [*self._refused.take(self._clock.monotonic_s()), *self._told]
+        self._told = []
+        events += [ReceiverEvent("rejected", text) for text in self.session.refusals.take_news()]
+        events += [ReceiverEvent("waiting", text) for text in self.pool.take_news()]
+        producers = self._changes.of_producers(self.session.ledger.producers)
+        if producers:
+            self.pool.moved_s = self._clock.monotonic_s()
+            self.changed.notify_all()
+        return events + producers + self._changes.of_drops(self.pool.meter.dropped)

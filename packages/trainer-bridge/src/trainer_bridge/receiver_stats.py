@@ -11,19 +11,20 @@ from trainer_bridge.session import ReceiverSession
 from trainer_bridge.session.peers import Producer
 from trainer_bridge.stats import ProducerStats, ReceiverStats
 from trainer_bridge.store import Store
+from trainer_bridge.transport import ServerTransport
 
 STATUS_PRODUCERS = 256
 """Producers that one STATUS names; connected ones come first."""
 
 
 def gather_stats(
-    address: str, session: ReceiverSession, pool: Pool, store: Store | None, guard: Guard
+    transport: ServerTransport, session: ReceiverSession, pool: Pool, store: Store | None, guard: Guard
 ) -> ReceiverStats:
     """The caller holds the lock that guards session and pool."""
     meter = pool.meter
     producers = session.ledger.producers.values()
     return ReceiverStats(
-        address=address,
+        address=transport.address,
         messages=meter.arrived,
         samples=meter.samples,
         tokens=meter.tokens,
@@ -36,6 +37,9 @@ def gather_stats(
         nacks=meter.nacks,
         groups_ready=pool.groups.ready_count,
         groups_incomplete=pool.groups.incomplete_count,
+        groups_unsized=pool.groups.unsized_count,
+        oldest_incomplete_s=pool.groups.oldest_incomplete_s(pool.seen_s),
+        credit_beyond_queue=session.beyond_queue,
         unavailable=session.ledger.unavailable,
         duplicates=sum(p.duplicates for p in producers),
         doubled=sum(p.doubled for p in producers),
@@ -43,7 +47,15 @@ def gather_stats(
         rejected={reason_of(code): n for code, n in session.rejected.items()},
         unread=guard.unread + session.beyond_credit,
         quarantines=guard.quarantines,
-        stored=store.last if store is not None else 0,
+        connections_refused=transport.refused,
+        stored=store.count if store is not None else 0,
+        trimmed=store.trimmed.upto if store is not None else 0,
+        store_bytes=store.nbytes if store is not None else 0,
+        store_left_bytes=store.room.left_bytes if store is not None else None,
+        store_faults=store.faults if store is not None else 0,
+        store_damaged=store.damage.count(1) if store is not None else 0,
+        letters_not_kept=meter.letters_not_kept,
+        event_faults=meter.event_faults,
         torn_bytes=store.torn_bytes if store is not None else 0,
         observers=sum(peer.role == "observer" for peer in session.peers.values()),
         skipped_copies=session.skipped_copies,
@@ -54,7 +66,7 @@ def gather_stats(
 
 def status_of(
     observer: bytes,
-    address: str,
+    transport: ServerTransport,
     session: ReceiverSession,
     pool: Pool,
     store: Store | None,
@@ -64,7 +76,7 @@ def status_of(
     peer = session.peers.get(observer)
     if peer is None:
         return None
-    stats = gather_stats(address, session, pool, store, guard)
+    stats = gather_stats(transport, session, pool, store, guard)
     producers = session.ledger.producers.values()
     return Status(
         session=peer.session,

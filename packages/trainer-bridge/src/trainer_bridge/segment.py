@@ -1,11 +1,11 @@
 """Append-only segment files: the frames of the wire, one record each, readable years later.
 
     file    "TBSEGMNT", u16 major, u16 minor, u32 0, u64 first seq, u64 created_ns
-    record  u32 magic, u32 head len, u64 payload len, u64 seq, u64 xxh3_64, head, payload
+    record  see `segment_record`
 
-All little endian. The hash covers the 24 bytes before it, the head and the payload. Sequence numbers in a
-file rise by one. A file may end in a torn record: whoever writes cuts it off, whoever reads stops there and
-says so.
+All little endian. Sequence numbers in a file rise by one. A file may end in a torn record: whoever writes
+cuts it off, whoever reads stops there and says so. Damage before intact records is another thing: what is
+damaged is set aside, with its numbers, and the rest is read.
 """
 
 from __future__ import annotations
@@ -13,46 +13,38 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import xxhash
-
 from trainer_bridge.codec import Frames
-from trainer_bridge.config import MAX_HEAD_BYTES
-from trainer_bridge.errors import SpoolError
+from trainer_bridge.errors import DamagedError, SpoolError
+from trainer_bridge.segment_record import (
+    HEADER_SIZE,
+    Record,
+    find_intact,
+    header_of,
+    is_intact,
+    read_frames,
+    read_head,
+    read_span,
+)
 
 FILE_MAGIC = b"TBSEGMNT"
 MAJOR = 1
 MINOR = 0
-RECORD_MAGIC = 0x43524254  # "TBRC" when read as bytes
 
 _FILE = struct.Struct("<8sHHIQQ")
-_RECORD = struct.Struct("<IIQQQ")
-_HASHED = 24
-"""Bytes of a record's header that the hash covers."""
+FILE_HEADER_SIZE = _FILE.size
 
 
-class Record(NamedTuple):
-    """One record of a segment."""
+class Damage(NamedTuple):
+    """Records that cannot be read, or are missing."""
 
-    seq: int
-    frames: Frames
-
-
-class Span(NamedTuple):
-    """Where a record lies, known from its header; the frames were not read."""
-
-    seq: int
-    offset: int
-    head_len: int
-    payload_len: int
-
-    @property
-    def end(self) -> int:
-        """Offset one past the record."""
-        return self.offset + _RECORD.size + self.head_len + self.payload_len
+    first: int
+    last: int
+    text: str
+    """For people: where, and what is wrong."""
 
 
 class Segment:
@@ -67,6 +59,8 @@ class Segment:
         self.path = path
         self.first = first
         self.offsets = array("Q")
+        self.damage: list[Damage] = []
+        """Of its records; rising. Found by `scan`."""
         self.size = _FILE.size
 
     @property
@@ -98,26 +92,56 @@ class Segment:
 
         Args:
             path: the file.
-            verify: read everything and check the hashes; else follow the record headers only.
+            verify: read everything and check the hashes; else follow the record headers only, as long as
+                they are sound.
 
         Returns:
-            The segment up to the first record that is not whole, and what is wrong there ("" if nothing is).
+            The segment, with what is damaged in it; and what is wrong with its end, if it ends in something
+            that is no whole record and has none behind it ("" if it does not).
 
         Raises:
             SpoolError: the file is not a segment, or of a later major version.
         """
         with path.open("rb") as file:
-            segment = cls(path, read_file_header(file, path))
             size = os.fstat(file.fileno()).st_size
+            segment = cls(path, _first_of(file, path, size))
             while segment.size < size:
-                span, fault = _read_span(file, segment.size, segment.last + 1, size)
-                if span is not None and verify:
-                    fault = "" if _intact(file, span) else "hash"
-                if span is None or fault:
-                    return segment, f"record {segment.last + 1} at byte {segment.size}: {fault}"
-                segment.offsets.append(span.offset)
-                segment.size = span.end
+                fault = segment._take_next(file, size, verify)
+                if not verify and (fault or segment.damage):
+                    # A wrong length leads astray: it stands before the place where that is noticed.
+                    return cls.scan(path, verify=True)
+                if fault:
+                    return segment, fault
         return segment, ""
+
+    def _take_next(self, file: BinaryIO, size: int, verify: bool) -> str:
+        """Note the record at the end of those known, or pass over damage; returns why there is no more."""
+        offset, seq = self.size, self.last + 1
+        span, fault = read_span(file, offset, size)
+        if span is not None and span.seq != seq:
+            span, fault = None, f"sequence number {span.seq} where {seq} should be"
+        if span is not None and (not verify or is_intact(file, span)):
+            self.offsets.append(offset)
+            self.size = span.end
+            return ""
+        if span is not None:
+            fault = "hash"
+        text = f"record {seq} at byte {offset}: {fault}"
+        after = span.end if span is not None else offset
+        if span is None or not _begins(file, after, seq + 1, size):
+            # The lengths may be what is damaged.
+            found = find_intact(file, offset + 1, seq, size)
+            if found is None and span is None:
+                return text
+            if found is not None:
+                after, seq = found.offset, found.seq - 1
+        if seq > self.last:
+            first = self.last + 1
+            through = f" (and on to record {seq})" if seq > first else ""
+            self.damage.append(Damage(first, seq, f"{self.path}: {text}{through}"))
+            self.offsets.extend([offset] * (seq - self.last))
+        self.size = after
+        return ""
 
     def append(self, file: BinaryIO, frames: Frames) -> None:
         """Write one record at the end; a record that does not fit on the disk is taken back.
@@ -125,11 +149,7 @@ class Segment:
         Raises:
             OSError: the file is as it was before.
         """
-        start = _RECORD.pack(RECORD_MAGIC, len(frames.head), len(frames.payload), self.last + 1, 0)[:_HASHED]
-        digest = xxhash.xxh3_64(start)
-        digest.update(frames.head)
-        digest.update(frames.payload)
-        pieces = [start, struct.pack("<Q", digest.intdigest()), frames.head, frames.payload]
+        pieces = [*header_of(self.last + 1, frames), frames.head, frames.payload]
         try:
             _write_all(file.fileno(), pieces)
         except OSError:
@@ -137,42 +157,46 @@ class Segment:
             os.lseek(file.fileno(), self.size, os.SEEK_SET)
             raise
         self.offsets.append(self.size)
-        self.size += _RECORD.size + frames.nbytes
+        self.size += HEADER_SIZE + frames.nbytes
 
     def read(self, file: BinaryIO, seq: int) -> Record:
         """Read one record and check it.
 
         Raises:
-            SpoolError: the bytes on the disk are no longer what was written.
+            DamagedError: the bytes on the disk are no longer what was written.
         """
         offset = self.offsets[seq - self.first]
-        span, fault = _read_span(file, offset, seq, self.size)
-        if span is None:
-            raise SpoolError(f"{self.path}: record {seq} at byte {offset}: {fault}")
-        return Record(seq, self._frames(file, span))
+        where = f"{self.path}: record {seq} at byte {offset}"
+        span, fault = read_span(file, offset, self.size)
+        if span is None or span.seq != seq:
+            raise DamagedError(f"{where}: {fault or f'sequence number {span.seq if span else 0}'}")
+        if not is_intact(file, span):
+            raise DamagedError(f"{where} does not match its hash")
+        return Record(seq, read_frames(file, span))
 
     def records(self) -> Iterator[Record]:
-        """All records, each checked when it is read."""
+        """All records but those in `damage`, each checked when it is read."""
+        damaged = self._damaged()
         with self.path.open("rb") as file:
             for seq in range(self.first, self.last + 1):
-                yield self.read(file, seq)
+                if seq not in damaged:
+                    yield self.read(file, seq)
 
-    def heads(self) -> Iterator[tuple[Span, bytes]]:
-        """The head of each record, without reading the payloads."""
+    def heads(self) -> Iterator[tuple[int, int, bytes]]:
+        """(number, bytes of both frames, head) of each record, without reading the payloads.
+
+        Of records in `damage` the head is whatever stands there, or empty: heads have a hash of their own.
+        """
         with self.path.open("rb") as file:
             for seq in range(self.first, self.last + 1):
-                offset = self.offsets[seq - self.first]
-                span, fault = _read_span(file, offset, seq, self.size)
-                if span is None:
-                    raise SpoolError(f"{self.path}: record {seq} at byte {offset}: {fault}")
-                yield span, file.read(span.head_len)
+                span, _ = read_span(file, self.offsets[seq - self.first], self.size)
+                if span is None or span.seq != seq:
+                    yield seq, 0, b""
+                else:
+                    yield seq, span.head_len + span.payload_len, read_head(file, span)
 
-    def _frames(self, file: BinaryIO, span: Span) -> Frames:
-        if not _intact(file, span):
-            raise SpoolError(f"{self.path}: record {span.seq} at byte {span.offset} does not match its hash")
-        file.seek(span.offset + _RECORD.size)
-        head = file.read(span.head_len)
-        return Frames(head, file.read(span.payload_len))
+    def _damaged(self) -> set[int]:
+        return {seq for each in self.damage for seq in range(each.first, each.last + 1)}
 
 
 def read_file_header(file: BinaryIO, path: Path) -> int:
@@ -201,29 +225,22 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _read_span(file: BinaryIO, offset: int, seq: int, size: int) -> tuple[Span | None, str]:
-    file.seek(offset)
-    raw = file.read(_RECORD.size)
-    if len(raw) < _RECORD.size:
-        return None, "header cut off"
-    magic, head_len, payload_len, found, _ = _RECORD.unpack(raw)
-    if magic != RECORD_MAGIC or head_len > MAX_HEAD_BYTES:
-        return None, "no record begins here"
-    if found != seq:
-        return None, f"sequence number {found} where {seq} should be"
-    span = Span(seq, offset, head_len, payload_len)
-    return (span, "") if span.end <= size else (None, "cut off")
+def _first_of(file: BinaryIO, path: Path, size: int) -> int:
+    """Number of the first record: as that says, if it is sound, for the file's header has no hash."""
+    first = read_file_header(file, path)
+    span, _ = read_span(file, _FILE.size, size)
+    if span is not None and span.seq != first and is_intact(file, span):
+        return span.seq
+    return first
 
 
-def _intact(file: BinaryIO, span: Span) -> bool:
-    file.seek(span.offset)
-    raw = file.read(span.end - span.offset)
-    digest = xxhash.xxh3_64(raw[:_HASHED])
-    digest.update(memoryview(raw)[_RECORD.size :])
-    return digest.intdigest() == int.from_bytes(raw[_HASHED : _RECORD.size], "little")
+def _begins(file: BinaryIO, offset: int, seq: int, size: int) -> bool:
+    """Whether the file ends here, or a record of this number seems to begin."""
+    span, _ = read_span(file, offset, size)
+    return offset == size or (span is not None and span.seq == seq)
 
 
-def _write_all(fd: int, pieces: list[bytes | memoryview]) -> None:
+def _write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
     views = [memoryview(piece) for piece in pieces if len(piece)]
     while views:
         written = os.writev(fd, views)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainer_bridge.codec import Frames
-from trainer_bridge.errors import SpoolError
-from trainer_bridge.segment import Record, Segment, sync_folder
+from trainer_bridge.errors import DamagedError, SpoolError
+from trainer_bridge.segment import FILE_HEADER_SIZE, Damage, Segment, sync_folder
+from trainer_bridge.segment_record import Record
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +39,9 @@ class SegmentLog:
     """Numbered records on disk: append at the end, read anywhere, forget at the front.
 
     Opening takes a lock on the folder, cuts a torn record off the last segment (a crash while writing), and
-    goes on after the last whole one. Methods are not thread-safe, but for `sync`, which may run beside
-    them.
+    goes on after the last one. Damaged and missing records before that are in `damage`; their numbers are not
+    used again, and what is left of them stays. Methods are not thread-safe, but for `sync`, which may run
+    beside them.
 
     Args:
         root: the segments go into `root/samples`, which is made if needed.
@@ -46,8 +49,8 @@ class SegmentLog:
         now_ns: written into new segments.
 
     Raises:
-        SpoolError: the folder cannot be made, read or written, another process has it open, or a segment
-            before the last is damaged.
+        SpoolError: the folder cannot be made, read or written, another process has it open, or a file in it
+            is no segment of this log.
     """
 
     def __init__(self, root: Path, *, segment_bytes: int, now_ns: int) -> None:
@@ -57,6 +60,9 @@ class SegmentLog:
         self._file_lock = threading.Lock()
         self.torn_bytes = 0
         """Bytes of a torn record that opening cut off."""
+        self.damage: list[Damage] = []
+        """What opening found, rising. Hashes are checked in the last segment only; of others when they are
+        read."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
@@ -74,6 +80,8 @@ class SegmentLog:
                 raise
             raise SpoolError(f"cannot open {self.folder}: {error.strerror or error}") from error
         self._reader: tuple[Segment, BinaryIO] | None = None
+        self.closed_bytes = sum(segment.size for segment in self._segments[:-1])
+        """Bytes on disk but for the last segment, the one that is written."""
 
     @property
     def first(self) -> int:
@@ -88,7 +96,12 @@ class SegmentLog:
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
-        return sum(segment.size for segment in self._segments)
+        return self.closed_bytes + self._segments[-1].size
+
+    @property
+    def oldest(self) -> Segment | None:
+        """The first segment, if another follows it; None: there is one only."""
+        return self._segments[0] if len(self._segments) > 1 else None
 
     def append(self, frames: Frames) -> int:
         """Write one record; returns its sequence number. It survives a crash of the process from here on.
@@ -99,7 +112,7 @@ class SegmentLog:
         segment = self._segments[-1]
         try:
             if segment.offsets and segment.size >= self._segment_bytes:
-                segment = self._roll()
+                segment = self._roll(segment.last + 1)
             segment.append(self._file, frames)
         except OSError as error:
             raise SpoolError(
@@ -124,16 +137,29 @@ class SegmentLog:
         """Read one record and check it.
 
         Raises:
-            SpoolError: it is not there, or damaged.
+            DamagedError: it is damaged or missing.
+            SpoolError: it cannot be read just now (too many open files, no permission).
         """
         segment = self._find(seq)
-        if self._reader is None or self._reader[0] is not segment:
-            self._close_reader()
-            try:
+        try:
+            if self._reader is None or self._reader[0] is not segment:
+                self._close_reader()
                 self._reader = (segment, segment.path.open("rb", buffering=0))
-            except OSError as error:
-                raise SpoolError(f"cannot read {segment.path}: {error.strerror or error}") from error
-        return segment.read(self._reader[1], seq)
+            return segment.read(self._reader[1], seq)
+        except SpoolError:
+            raise
+        except OSError as error:
+            kind = DamagedError if error.errno in (errno.ENOENT, errno.EIO) else SpoolError
+            text = f"cannot read record {seq} in {segment.path}: {error.strerror or error}"
+            raise kind(text) from error
+
+    def skip_to(self, seq: int) -> None:
+        """Go on with this number, in a segment of its own: those before it were used.
+
+        Raises:
+            OSError: there can be no such segment.
+        """
+        self._roll(seq)
 
     def segments(self) -> Iterator[Segment]:
         """All segments, oldest first."""
@@ -146,6 +172,8 @@ class SegmentLog:
             segment = self._segments.pop(0)
             if self._reader is not None and self._reader[0] is segment:
                 self._close_reader()
+            with self._file_lock:
+                self.closed_bytes -= segment.size
             segment.path.unlink(missing_ok=True)
             dropped += 1
         if dropped:
@@ -182,21 +210,37 @@ class SegmentLog:
     def _scan(self) -> list[Segment]:
         segments: list[Segment] = []
         paths = segment_paths(self.folder)
+        if paths and paths[-1].stat().st_size < FILE_HEADER_SIZE:
+            # Killed while it was being made: it holds nothing.
+            self.torn_bytes += paths[-1].stat().st_size
+            paths.pop().unlink()
+        fault = ""
         for path in paths:
-            last = path is paths[-1]
-            if last and path.stat().st_size < 32:
-                # Killed while it was being made: it holds nothing.
-                self.torn_bytes += path.stat().st_size
-                path.unlink()
-                continue
-            segment, fault = Segment.scan(path, verify=last)
-            if fault and not last:
-                raise SpoolError(
-                    f"{path}: {fault}. Records after it cannot be trusted; move the folder away, and use "
-                    "`trainer-bridge audit` and `replay` on it"
-                )
+            segment, end = Segment.scan(path, verify=path is paths[-1])
+            if segments:
+                self._note_gap(segments[-1], segment, fault)
+            self.damage += segment.damage
             segments.append(segment)
+            fault = end
         return segments
+
+    def _note_gap(self, former: Segment, segment: Segment, fault: str) -> None:
+        """What is missing between two files.
+
+        Args:
+            former: the file before.
+            segment: the file after.
+            fault: why the file before ends where it does.
+        """
+        first, last = former.last + 1, segment.first - 1
+        if last < first - 1:
+            raise SpoolError(
+                f"{segment.path} begins with record {segment.first}, and {former.path} ends with record "
+                f"{former.last}: one of them is not of this folder; move it away"
+            )
+        if last >= first:
+            where = f"{former.path}: {fault or f'no file between it and {segment.path.name}'}"
+            self.damage.append(Damage(first, last, f"{where}; records {first} to {last} are missing"))
 
     def _open_last(self) -> BinaryIO:
         if not self._segments:
@@ -214,15 +258,14 @@ class SegmentLog:
         file.seek(segment.size)
         return file
 
-    def _roll(self) -> Segment:
+    def _roll(self, first: int) -> Segment:
         self.sync()
         number = int(self._segments[-1].path.stem.removeprefix("segment-")) + 1
-        segment, file = Segment.create(
-            self.folder / f"segment-{number:06d}.tbs", self._segments[-1].last + 1, self._now_ns
-        )
+        segment, file = Segment.create(self.folder / f"segment-{number:06d}.tbs", first, self._now_ns)
         with self._file_lock:
             old, self._file = self._file, file
             old.close()
+            self.closed_bytes += self._segments[-1].size
         self._segments.append(segment)
         return segment
 
@@ -230,7 +273,7 @@ class SegmentLog:
         for segment in reversed(self._segments):
             if segment.first <= seq <= segment.last:
                 return segment
-        raise SpoolError(f"{self.folder} holds records {self.first} to {self.last}, not {seq}")
+        raise DamagedError(f"{self.folder} holds records {self.first} to {self.last}, not {seq}")
 
     def _close_reader(self) -> None:
         if self._reader is not None:

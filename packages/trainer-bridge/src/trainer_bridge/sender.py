@@ -11,36 +11,29 @@ from types import TracebackType
 
 from token_tracking.sample import Sample
 
-from trainer_bridge.address import absence_hint
 from trainer_bridge.block_pool import BlockPool
 from trainer_bridge.clock import Clock, SystemClock
+from trainer_bridge.codec import Draft
 from trainer_bridge.config import Durability, SenderConfig
 from trainer_bridge.control import ControlState
 from trainer_bridge.drafts import drafts_of, size_of_group
-from trainer_bridge.errors import (
-    AuthError,
-    BackpressureError,
-    BridgeError,
-    ClosedError,
-    ConfigError,
-    ConnectError,
-    ForkedError,
-    RefusedError,
-)
+from trainer_bridge.errors import BridgeError, ConfigError, ForkedError
+from trainer_bridge.intake import Handover, Intake
 from trainer_bridge.keys import CurveKeys
+from trainer_bridge.options import check_options
 from trainer_bridge.outbox import MemoryOutbox, Outbox, SpoolOutbox
 from trainer_bridge.sender_loop import SenderEvent, SenderLoop
 from trainer_bridge.sender_stats import gather_sender_stats
 from trainer_bridge.session import SenderSession
 from trainer_bridge.stats import Receipt, SenderStats
 from trainer_bridge.transport import ClientTransport
+from trainer_bridge.wire_types import MAX_NAME
 from trainer_bridge.zmq_transport import ZmqClient
 
 log = logging.getLogger(__name__)
 
 BYE_S = 1.0
 """`close` waits so long for the receiver's answer to BYE."""
-RECHECK_S = 1.0
 
 
 class SampleSender:
@@ -89,20 +82,27 @@ class SampleSender:
         clock: Clock | None = None,
         transport: ClientTransport | None = None,
     ) -> None:
+        given = {
+            "durability": durability,
+            "producer": producer,
+            "connect_timeout_s": connect_timeout_s,
+            "window": window,
+        }
+        check_options(SampleSender.__init__, given, ConfigError)
         if durability is None:
             durability = "none" if spool is None else "async"
         if spool is None and durability != "none":
             raise ConfigError(f"durability {durability!r} needs a spool folder (spool=...)")
         if window < 1:
             raise ConfigError(f"window must be at least 1, got {window}")
+        if len(producer) > MAX_NAME:
+            raise ConfigError(f"producer has {len(producer)} characters, at most {MAX_NAME} fit")
         self._config = config or SenderConfig()
         self._clock = clock or SystemClock()
         self._address = address
         self._spooled = spool is not None
-        self._connect_timeout_s = connect_timeout_s
         self._pid = os.getpid()
         self._pool = BlockPool()
-        self._closing = False
         network: ClientTransport = transport or ZmqClient(
             address,
             max_payload_bytes=self._config.max_payload_bytes,
@@ -130,18 +130,26 @@ class SampleSender:
             timing=self._config.timing,
         )
         self._first_own = outbox.last + 1
-        self._inherited = session.unsettled
+        self._inherited = session.unsettled + outbox.lost
         self._loop = SenderLoop(
             address=address,
             transport=network,
             outbox=outbox,
             session=session,
+            blocks=self._pool,
             timing=self._config.timing,
             clock=self._clock,
             on_event=on_event,
         )
-        if not self._spooled:
-            self._await_connection()
+        self._intake = Intake(
+            self._loop,
+            address=address,
+            settle=self._config.settle,
+            patience_s=connect_timeout_s if spool is None else None,
+            clock=self._clock,
+        )
+        if spool is None:
+            self._await_connection(connect_timeout_s)
 
     @property
     def control(self) -> ControlState:
@@ -173,26 +181,11 @@ class SampleSender:
             RefusedError: the receiver said no.
             NotDurableError: taken over, but the disk did not confirm it; the samples may reach the receiver.
             SpoolError: the disk did not take the samples, or failed at earlier ones. Nothing was taken over.
+            CallbackError: there is no room, and this is the sender's own thread (inside `on_event`).
             ClosedError, ForkedError: the sender cannot be used here.
         """
-        self._check_process()
-        drafts = drafts_of(
-            samples,
-            group_size=group_size,
-            max_payload_bytes=self._config.max_payload_bytes,
-            pool=self._pool,
-        )
-        deadline_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         seqs: list[int] = []
-        for each in drafts:
-            with self._loop.changed:
-                self._await_room(deadline_s)
-                seqs.append(self._loop.append(each))
-                # With a full window the next acknowledgement wakes the thread anyhow.
-                sendable = self._loop.session.next_to_send() is not None
-            if sendable:
-                self._loop.wake()
-        self._loop.outbox.wait_durable(seqs[-1])
+        self._intake.take(self._drafts(samples, group_size), seqs, timeout_s)
         return Receipt(tuple(seqs))
 
     def send_group(self, samples: Sequence[Sample], *, timeout_s: float | None = None) -> Receipt:
@@ -202,6 +195,16 @@ class SampleSender:
             UnsendableError: also if the samples belong to several groups.
         """
         return self.send(samples, group_size=size_of_group(samples), timeout_s=timeout_s)
+
+    def handover(self, samples: Sample | Sequence[Sample], *, group_size: int | None = None) -> Handover:
+        """As `send`, for callers that must not wait in a thread: copies the samples, takes nothing over yet.
+
+        `AsyncSampleSender` is made of it; so can be a face for another event loop.
+
+        Raises:
+            UnsendableError, ForkedError: as `send`.
+        """
+        return Handover(self._intake, self._loop, self._drafts(samples, group_size))
 
     def stats(self) -> SenderStats:
         """Counts as of now; also after `close`."""
@@ -217,8 +220,10 @@ class SampleSender:
 
         Raises:
             ForkedError: the sender cannot be used here.
+            CallbackError: this is the sender's own thread (inside `on_event`).
         """
         self._check_process()
+        self._loop.listener.check_outside("wait_settled")
         with self._loop.changed:
             self._wait_settled(timeout_s)
             return self._loop.session.unsettled == 0
@@ -233,12 +238,16 @@ class SampleSender:
 
         Returns:
             The final counts. A second call returns them again.
+
+        Raises:
+            CallbackError: this is the sender's own thread (inside `on_event`); nothing was closed.
         """
         self._check_process()
+        self._loop.listener.check_outside("close")
         loop = self._loop
         with loop.changed:
-            first = not self._closing
-            self._closing = True
+            first = not self._intake.closing
+            self._intake.closing = True
             if first:
                 loop.changed.notify_all()
                 self._wait_settled(drain_s)
@@ -271,60 +280,28 @@ class SampleSender:
         loop = self._loop
         loop.changed.wait_for(lambda: loop.session.unsettled == 0 or loop.over, timeout=timeout_s)
 
-    def _await_room(self, deadline_s: float | None) -> None:
-        loop = self._loop
-        while True:
-            self._check_usable()
-            if not loop.outbox.is_full(loop.session.unsettled):
-                return
-            remaining_s = None if deadline_s is None else deadline_s - self._clock.monotonic_s()
-            if remaining_s is not None and remaining_s <= 0:
-                raise BackpressureError(
-                    f"{loop.session.unsettled} messages to {self._address} are not acknowledged "
-                    f"({self._config.settle}) and there is no room for more: the trainer is slower than the "
-                    "workers, or commits too rarely; give a spool or a larger bound"
-                )
-            loop.changed.wait(RECHECK_S if remaining_s is None else min(remaining_s, RECHECK_S))
+    def _drafts(self, samples: Sample | Sequence[Sample], group_size: int | None) -> list[Draft]:
+        self._check_process()
+        return drafts_of(
+            samples,
+            group_size=group_size,
+            max_payload_bytes=self._config.max_payload_bytes,
+            pool=self._pool,
+        )
 
-    def _check_usable(self) -> None:
-        loop = self._loop
-        if self._closing:
-            raise ClosedError(f"the sender to {self._address} is closed")
-        if loop.failure is not None:
-            raise BridgeError(f"the sender to {self._address} has failed: {loop.failure}") from loop.failure
-        refusal = loop.session.refusal
-        if refusal is not None:
-            raise RefusedError(f"{self._address} refused this sender: {refusal.text}", refusal.code)
-        if loop.absent_since_s is not None and not self._spooled:
-            away_s = self._clock.monotonic_s() - loop.absent_since_s
-            if away_s > self._connect_timeout_s:
-                raise self._absence(away_s)
-
-    def _await_connection(self) -> None:
+    def _await_connection(self, timeout_s: float) -> None:
         loop = self._loop
         with loop.changed:
-            loop.changed.wait_for(
-                lambda: loop.session.state == "open" or loop.over, timeout=self._connect_timeout_s
-            )
+            loop.changed.wait_for(lambda: loop.session.state == "open" or loop.over, timeout=timeout_s)
             if loop.session.state == "open":
                 return
             try:
-                self._check_usable()
-                failure: BridgeError = self._absence(self._connect_timeout_s)
+                self._intake.check()
+                failure: BridgeError = self._intake.absence(timeout_s)
             except BridgeError as error:
                 failure = error
         self.close(drain_s=0.0)
         raise failure
-
-    def _absence(self, away_s: float) -> ConnectError:
-        stranger = self._loop.stranger
-        if stranger:
-            return AuthError(f"no session with {self._address} for {away_s:.1f} s: {stranger}")
-        return ConnectError(
-            f"no trainer-bridge receiver has answered at {self._address} for {away_s:.1f} s: "
-            f"{absence_hint(self._address)}; start one (`trainer-bridge receive --bind ...`), or give a "
-            "spool so that samples wait"
-        )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -7,13 +7,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from trainer_bridge import bundle
+from trainer_bridge.block_pool import BlockPool
 from trainer_bridge.clock import Clock
-from trainer_bridge.codec import Draft
+from trainer_bridge.codec import Draft, Frames
 from trainer_bridge.config import Timing
-from trainer_bridge.errors import BridgeError, ProtocolError, reason_of
+from trainer_bridge.control import ControlState
+from trainer_bridge.errors import BridgeError, DamagedError, ProtocolError, reason_of
 from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.listener import Listener
 from trainer_bridge.outbox import Outbox
-from trainer_bridge.payload import Buffer
+from trainer_bridge.payload import ALIGNMENT, Buffer
 from trainer_bridge.session import SenderSession
 from trainer_bridge.transport import ClientTransport
 
@@ -22,8 +26,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 BATCH = 64
 
-EventKind = Literal["connected", "disconnected", "refused", "dropped", "control"]
-_WARNINGS: tuple[EventKind, ...] = ("disconnected", "refused", "dropped")
+EventKind = Literal["connected", "disconnected", "refused", "dropped", "lost", "control"]
+_WARNINGS: tuple[EventKind, ...] = ("disconnected", "refused", "dropped", "lost")
 
 
 class SenderEvent(NamedTuple):
@@ -40,7 +44,8 @@ class SenderLoop:
 
     Args:
         address: for texts.
-        on_event: called without the lock.
+        blocks: memory of bundles.
+        on_event: called without the lock; what it raises is logged once and counted.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class SenderLoop:
         transport: ClientTransport,
         outbox: Outbox,
         session: SenderSession,
+        blocks: BlockPool,
         timing: Timing,
         clock: Clock,
         on_event: Callable[[SenderEvent], None] | None,
@@ -58,22 +64,29 @@ class SenderLoop:
         self._transport = transport
         self._timing = timing
         self._clock = clock
-        self._on_event = on_event
+        self.listener = Listener(on_event, f"the sender to {address}")
+        self._blocks = blocks
         self.outbox = outbox
         self.session = session
         self.changed = threading.Condition()
         self.failure: Exception | None = None
         """What ended the thread before its time."""
         self.last_error = ""
+        self.unreadable = 0
+        """Messages of the receiver that could not be read."""
         self.connects = 0
         self.stranger = ""
         """Why the peer and we do not know each other; empty: they do, or no peer was met."""
         self.absent_since_s: float | None = clock.monotonic_s()
         """Since when no receiver is there. None: one is."""
+        self.room: set[Callable[[], None]] = set()
+        """Called in the thread, without the lock, when there may be room, or never will be. Each does no more
+        than wake somebody. Put in and taken out from any thread (both are atomic)."""
         self._closing = False
         self._stop = False
         self._checkpoint_s = clock.monotonic_s()
         self._dropped_told = 0
+        self._damage_told = ""
         self._thread = threading.Thread(
             target=self._run, name=f"trainer-bridge sender {address}", daemon=True
         )
@@ -115,8 +128,12 @@ class SenderLoop:
             while not self._stop:
                 self._transport.wait(TICK_S)
                 with self.changed:
+                    state, unsettled = self.session.state, self.session.unsettled
                     events = self._step()
+                    news = self.session.unsettled < unsettled or self.session.state != state
                     self.changed.notify_all()
+                if news:
+                    self._tell_room()
                 for event in events:
                     self._tell(event)
         except Exception as error:
@@ -137,11 +154,12 @@ class SenderLoop:
             self.session.disconnected()
             self._transport.close()
             self.changed.notify_all()
+        self._tell_room()
 
     def _step(self) -> list[SenderEvent]:
         now_s = self._clock.monotonic_s()
         state = self.session.state
-        generation = self.session.control.state.generation
+        control = self.session.control.state
         unsettled = self.session.unsettled
         self._take_in(now_s)
         if not self.session.tick(now_s):
@@ -154,7 +172,8 @@ class SenderLoop:
         if now_s - self._checkpoint_s >= self._timing.heartbeat_s:
             self._checkpoint_s = now_s
             self.outbox.checkpoint(self.session.settled)
-        return self._events(state, generation, now_s)
+        self._note_damage()
+        return self._events(state, control, now_s)
 
     def _take_in(self, now_s: float) -> None:
         for event in self._transport.events(BATCH):
@@ -178,7 +197,9 @@ class SenderLoop:
             message = decode_head(frames[0] if frames else b"")
         except ProtocolError as error:
             self.last_error = str(error)
-            log.warning("%s sent something that is no message: %s", self._address, error)
+            self.unreadable += 1
+            if self.unreadable == 1:
+                log.warning("%s sent what cannot be read (counted from now on): %s", self._address, error)
             self.session.on_garbage(error)
             return
         self.session.on_message(message, now_s)
@@ -188,16 +209,53 @@ class SenderLoop:
             if not self._transport.send((encode_head(message),)):
                 return  # no connection: the session repeats what matters
         for _ in range(BATCH):
-            seq = self.session.next_to_send()
-            if seq is None:
+            found = self._gather(now_s)
+            if not found:
                 return
-            frames = self.outbox.frames(seq)
+            messages = tuple(found.values())
+            frames = messages[0] if len(messages) == 1 else bundle.join(messages, self._blocks)
             if not self._transport.send(frames):
+                self.session.not_sent(tuple(found))
                 return
-            self.session.mark_sent(seq, len(frames.payload), now_s)
         self._transport.wake()  # more is to be sent, but incoming messages have their turn first
 
-    def _events(self, before: str, generation: int, now_s: float) -> list[SenderEvent]:
+    def _gather(self, now_s: float) -> dict[int, Frames]:
+        """The message to send now; or several small ones, if the peer takes bundles."""
+        session = self.session
+        bundles = bundle.FEATURE in session.features
+        found: dict[int, Frames] = {}
+        nbytes = 0
+        while (seq := session.next_to_send()) is not None:
+            frames = self._read(seq)
+            if frames is None:
+                continue
+            small = bundles and bundle.takes(frames, len(found), nbytes)
+            if not small and found:
+                break
+            found[seq] = frames
+            nbytes += frames.nbytes + 2 * ALIGNMENT
+            session.mark_sent(seq, len(frames.payload), now_s)
+            if not small:
+                break
+        return found
+
+    def _read(self, seq: int) -> Frames | None:
+        """None: it is lost, and settled as such; the others go on."""
+        try:
+            return self.outbox.frames(seq)
+        except DamagedError as error:
+            self.outbox.mark_lost(seq, str(error))
+            self.session.lose(seq)
+            return None
+
+    def _note_damage(self) -> None:
+        session = self.session
+        if session.damage != self._damage_told:
+            if not self._damage_told:
+                log.warning("%s: %s; it is sent again (counted from now on)", self._address, session.damage)
+            self._damage_told = self.last_error = session.damage
+
+    def _events(self, before: str, wanted: ControlState, now_s: float) -> list[SenderEvent]:
         session = self.session
         events: list[SenderEvent] = []
         if session.state == "open" != before:
@@ -216,13 +274,21 @@ class SenderLoop:
             self._dropped_told = dropped
             reasons = ", ".join(f"{reason_of(code)} {n}" for code, n in session.dropped.items())
             events.append(SenderEvent("dropped", f"{self._address} refuses messages as invalid: {reasons}"))
+        losses = self.outbox.take_losses()
+        if losses:
+            more = f" (and {len(losses) - 1} more places)" if len(losses) > 1 else ""
+            self.last_error = f"lost in the spool, {self.outbox.lost} messages so far: {losses[0]}{more}"
+            events.append(SenderEvent("lost", self.last_error))
         control = session.control.state
-        if control.generation != generation:
+        if control is not wanted and control.generation:
             text = f"{control.run_state}, weights version {control.weights_version}"
             events.append(SenderEvent("control", text))
         return events
 
     def _tell(self, event: SenderEvent) -> None:
         log.log(logging.WARNING if event.kind in _WARNINGS else logging.INFO, "%s", event.text)
-        if self._on_event is not None:
-            self._on_event(event)
+        self.listener.tell(event)
+
+    def _tell_room(self) -> None:
+        for call in tuple(self.room):
+            call()

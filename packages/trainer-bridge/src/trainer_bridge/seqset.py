@@ -115,3 +115,8 @@ class SeqSet:
         self.add_range(first, min(wire.upto, last))
         for low, high in wire.ranges:
             self.add_range(max(low, first), min(high, last))
+
+
+def all_ranges(seqs: SeqSet) -> tuple[tuple[int, int], ...]:
+    """A set as (first, last), rising."""
+    return (*(((1, seqs.upto),) if seqs.upto else ()), *seqs.ranges())

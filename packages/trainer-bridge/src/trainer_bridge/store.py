@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer_bridge.checkpoint import ReceiverState
 from trainer_bridge.codec import Data, Frames, decode_frames
-from trainer_bridge.errors import ProtocolError, SpoolError
+from trainer_bridge.config import ReceiverConfig
+from trainer_bridge.errors import DamagedError, ProtocolError, SpoolError
+from trainer_bridge.folder_kind import refuse_spool
 from trainer_bridge.group_commit import GroupCommit
-from trainer_bridge.head import decode_head
 from trainer_bridge.messages import DataHead
+from trainer_bridge.owners import Owners
+from trainer_bridge.retention import Retention
+from trainer_bridge.room import Room
+from trainer_bridge.segment import Damage, Segment
 from trainer_bridge.segment_log import SegmentLog
 from trainer_bridge.seqset import SeqSet
-from trainer_bridge.state_file import CursorFile, all_ranges, cursor_of, load, save
+from trainer_bridge.state_file import OwnersFile, load, save
+from trainer_bridge.store_cursor import StoreCursor
+from trainer_bridge.store_damage import Loss, StoreDamage
+from trainer_bridge.trimmed import Page, Trimmed
+
+log = logging.getLogger(__name__)
 
 
 class Held(NamedTuple):
@@ -24,10 +36,12 @@ class Held(NamedTuple):
     head: DataHead
     nbytes: int
     committed: bool
+    dropped: str
+    """Why, if it was. Empty: it was trained on, or is not committed."""
 
 
 class Store:
-    """A `SegmentLog` of everything accepted, in order of arrival; and a cursor of what is committed.
+    """A `SegmentLog` of all that was accepted, a cursor of what is committed, and whose producers are whose.
 
     Args:
         root: the folder; segments go into `root/samples`.
@@ -35,34 +49,43 @@ class Store:
             `take_committed`.
 
     Raises:
-        SpoolError: see `SegmentLog`.
+        SpoolError: see `SegmentLog`; the folder is a sender's spool; one of the files beside the segments is
+            damaged, or says that segments are missing which nobody can do without.
     """
 
     def __init__(
-        self, root: Path, *, segment_bytes: int, now_ns: int, progressed: Callable[[], None]
+        self, root: Path, *, config: ReceiverConfig, now_ns: int, progressed: Callable[[], None]
     ) -> None:
-        self._log = SegmentLog(root, segment_bytes=segment_bytes, now_ns=now_ns)
+        refuse_spool(root)
+        self._log = SegmentLog(root, segment_bytes=config.segment_bytes, now_ns=now_ns)
         self._progressed = progressed
-        self._lock = threading.Lock()
         self._read_lock = threading.Lock()
-        self._committed = SeqSet()
-        self._dropped: dict[str, SeqSet] = {}
-        """Of the committed: why, where it was not training."""
-        self._committing: list[int] = []
-        self._saved: list[int] = []
-        self._rewound = False
-        self.synced = self._log.last
-        """Positions up to this are on the disk."""
+        self.steady = threading.RLock()
+        """Held by whoever goes through the records: nothing is deleted meanwhile."""
+        self.retention = Retention(config.keep_committed, config.keep_checkpoints)
+        self.room = Room(
+            self._log.folder, quota_bytes=config.store_quota_bytes, segment_bytes=config.segment_bytes
+        )
+        self._tried = (-1, -1)
+        """How things stood when the oldest segment could not be deleted."""
+        self.faults = 0
+        """Times that a segment could not be deleted, though nothing in it is to be kept."""
         try:
-            cursor = load(self._log.folder / "cursor.json", CursorFile)
-        except SpoolError:
+            self.trimmed = Trimmed(self._log.folder, remember=config.remember_rollouts)
+            """What is known of records that were deleted."""
+            self._finish_trim()
+            self._cursor = StoreCursor(self._log.folder)
+            self._cursor.forget(self.trimmed.upto)
+            owners = load(self._log.folder / "owners.json", OwnersFile)
+            self.damage = StoreDamage(self._cursor, self._find_damage())
+        except OSError:
             self._log.close()
             raise
-        if cursor is not None:
-            self._committed = cursor.to_set()
-            for reason, ranges in cursor.dropped.items():
-                for first, last in ranges:
-                    self._dropped.setdefault(reason, SeqSet()).add_range(first, last)
+        self.synced = self._log.last
+        """Positions up to this are on the disk."""
+        self._measure()
+        self.owners = Owners(owners, changed=self._request)
+        """Written down when they change."""
         self._commits = GroupCommit(flush=self._flush, done=self._done, name="trainer-bridge store")
 
     @property
@@ -71,28 +94,45 @@ class Store:
         return self._log.last
 
     @property
+    def count(self) -> int:
+        """Records in it that can be read, as far as is known."""
+        here = self.last - self.trimmed.upto
+        return here - self.damage.count(self.trimmed.upto + 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the segments."""
+        return self._log.nbytes
+
+    @property
     def torn_bytes(self) -> int:
         """Bytes of a torn record that opening cut off."""
         return self._log.torn_bytes
 
     def held(self) -> Iterator[Held]:
-        """Every record, in order; reads the heads only. Nothing may be appended meanwhile."""
+        """Every record, in order; reads the heads only. Nothing may be appended meanwhile; hold `steady`.
+
+        What cannot be read is left out: see `StoreDamage`.
+        """
         for segment in self._log.segments():
-            for span, raw in segment.heads():
-                try:
-                    head = decode_head(raw)
-                except ProtocolError as error:
-                    raise SpoolError(f"{segment.path}: record {span.seq}: {error}") from error
-                if not isinstance(head, DataHead):
-                    raise SpoolError(
-                        f"{segment.path}: record {span.seq} is a {type(head).__name__}, not a sample"
-                    )
-                nbytes = span.head_len + span.payload_len
-                yield Held(span.seq, head, nbytes, span.seq in self._committed)
+            for position, nbytes, head in self.damage.heads(segment):
+                committed = position in self._cursor
+                dropped = self._cursor.why_dropped(position) if committed else ""
+                yield Held(position, head, nbytes, committed, dropped)
+
+    def take_losses(self) -> list[Loss]:
+        """What was lost since the last call; ask after `held`. Dropped as `UNREADABLE` already."""
+        losses = self.damage.take_losses()
+        if losses:
+            self._commits.request()
+        return losses
 
     def append(self, frames: Frames) -> int:
         """Write a message; returns its position. It is on the disk once `synced` has reached it."""
+        closed = self._log.closed_bytes
         position = self._log.append(frames)
+        if self._log.closed_bytes != closed:
+            self._measure()  # at once: by the next flush far more may have come
         self._commits.written(position)
         return position
 
@@ -100,50 +140,53 @@ class Store:
         """The message at a position; safe from any thread.
 
         Raises:
-            SpoolError: it is damaged.
+            DamagedError: it is damaged or missing.
+            SpoolError: it cannot be read just now.
         """
         frames = self.frames(position)
         try:
             return decode_frames(frames)
         except ProtocolError as error:
-            raise SpoolError(f"{self._log.folder}: record {position}: {error}") from error
+            self.damage.note(position)
+            raise DamagedError(f"{self._log.folder}: record {position}: {error}") from error
 
     def frames(self, position: int) -> Frames:
         """The message at a position, as it came; safe from any thread.
 
         Raises:
-            SpoolError: it is damaged.
+            DamagedError, SpoolError: as `read`.
         """
         with self._read_lock:
-            return self._log.read(position).frames
+            try:
+                return self._log.read(position).frames
+            except DamagedError:
+                self.damage.note(position)
+                raise
 
-    def commit(self, position: int, *, dropped: str = "") -> None:
-        """A message came to its end, dropped for a reason or trained on; safe from any thread."""
-        with self._lock:
-            self._committed.add(position)
-            if dropped:
-                self._dropped.setdefault(dropped, SeqSet()).add(position)
-            self._committing.append(position)
+    def commit_many(self, ends: Iterable[tuple[int, str]]) -> None:
+        """Messages came to their end together, a step: (position, why dropped; "" if trained on).
+
+        After a crash all of them are committed or none. Safe from any thread.
+        """
+        self._cursor.commit(ends)
         self._commits.request()
 
-    def rewind(self, committed: SeqSet) -> None:
+    def checkpoint_saved(self, state: ReceiverState) -> None:
+        """The trainer can go back to this checkpoint, and needs nothing before it."""
+        self.retention.saved(state)
+        self._commits.request()
+
+    def rewind(self, committed: SeqSet, state: ReceiverState) -> None:
         """The trainer went back to an earlier checkpoint: only these positions are committed."""
-        with self._lock:
-            self._committed = committed
-            for reason, old in self._dropped.items():
-                kept = self._dropped[reason] = SeqSet()
-                for first, last in all_ranges(old):
-                    for position in range(first, last + 1):
-                        if position in committed:
-                            kept.add(position)
-            self._rewound = True
+        self.retention.loaded(state)
+        committed.raise_to(self.trimmed.upto)
+        self.damage.keep_aside(committed)
+        self._cursor.rewind(committed)
         self._commits.request()
 
     def take_committed(self) -> list[int]:
         """Positions whose commit reached the disk since the last call."""
-        with self._lock:
-            saved, self._saved = self._saved, []
-        return saved
+        return self._cursor.take_saved()
 
     def check(self) -> None:
         """Raise what the store's thread met, if anything (SpoolError)."""
@@ -157,17 +200,88 @@ class Store:
         finally:
             self._log.close()
 
+    def _request(self) -> None:
+        self._commits.request()
+
     def _flush(self) -> None:
+        # First whose a sample is, then the sample: what is called stored has an owner after a crash too.
+        owners = self.owners.take_file()
+        if owners is not None:
+            save(self._log.folder / "owners.json", owners)
+        # The snapshot first: what it calls committed is on the disk before the cursor says so.
+        snapshot = self._cursor.snapshot()
         self._log.sync()
-        with self._lock:
-            positions, self._committing = self._committing, []
-            rewound, self._rewound = self._rewound, False
-            cursor = cursor_of(self._committed, self._dropped)
-        if positions or rewound:
-            save(self._log.folder / "cursor.json", cursor)
-            with self._lock:
-                self._saved += positions
+        if snapshot is not None:
+            self._cursor.save(snapshot)
+        self._trim()
+        self._measure()
+
+    def _measure(self) -> None:
+        closed = self._log.closed_bytes
+        self.room.measure(closed_bytes=closed, open_bytes=self._log.nbytes - closed)
+
+    def _trim(self) -> None:
+        """Delete the oldest segment if nothing in it is to be kept.
+
+        One at a time, the next one at the next flush: acknowledgements do not wait for a long backlog.
+        """
+        now = (self.retention.news, self._log.closed_bytes)
+        if self.retention.keep == "all" or now == self._tried:
+            return
+        with self.steady:
+            segment = self._log.oldest
+            if segment is None or self._cursor.missing(segment.first, segment.last):
+                return
+            # Its heads are read now: once, until something has changed.
+            self._tried = now
+            try:
+                if not self._delete(segment):
+                    return
+            except OSError as error:
+                if not self.faults:
+                    log.warning("%s could not be deleted: %s; it is tried again", segment.path, error)
+                self.faults += 1
+                return
+        self._commits.request()
+
+    def _delete(self, segment: Segment) -> bool:
+        page = Page()
+        for _, _, head in self.damage.heads(segment):
+            page.note(head)
+        if not self.retention.allows(page.done):
+            return False
+        dropped = self._cursor.count_dropped(segment.first, segment.last)
+        self.trimmed.add(page, upto=segment.last, dropped=dropped)
+        self._cursor.forget(segment.last)
+        with self._read_lock:
+            self._log.drop_below(segment.last + 1)
+        log.info("%s was deleted: records up to %d are done with", segment.path, segment.last)
+        return True
+
+    def _finish_trim(self) -> None:
+        """A crash came between the note that records are gone and their end."""
+        if self._log.last < self.trimmed.upto:
+            raise SpoolError(
+                f"{self._log.folder}: records up to {self.trimmed.upto} were deleted as done with, and the "
+                f"last segment ends with record {self._log.last}: segments are missing. Restore them, or "
+                "begin with an empty folder"
+            )
+        self._log.drop_below(self.trimmed.upto + 1)
 
     def _done(self, position: int) -> None:
         self.synced = max(self.synced, position)
         self._progressed()
+
+    def _find_damage(self) -> list[Damage]:
+        """What opening the segments found, and what the files beside them know to be missing."""
+        folder, first, last = self._log.folder, self._log.first, self._log.last
+        found = list(self._log.damage)
+        if first > self.trimmed.upto + 1:
+            text = f"{folder}: no file begins before record {first}"
+            found.insert(0, Damage(self.trimmed.upto + 1, first - 1, text))
+        if self._cursor.highest > last:
+            text = f"{folder}: cursor.json knows of record {self._cursor.highest}, and the last one is {last}"
+            found.append(Damage(last + 1, self._cursor.highest, text))
+            # Numbers are used once: else new records would count as committed.
+            self._log.skip_to(self._cursor.highest + 1)
+        return found

@@ -8,7 +8,7 @@ can still come.
 from __future__ import annotations
 
 from trainer_bridge.groups import Group
-from trainer_bridge.pool import Pool
+from trainer_bridge.pool import UNSIZED, Pool
 from trainer_bridge.session import ReceiverSession
 from trainer_bridge.session.peers import Producer
 
@@ -16,21 +16,37 @@ NAMED = 4
 """Producers, refusals and groups named in one text; the rest is counted."""
 
 
-def cause_of_standstill(session: ReceiverSession, pool: Pool, now_s: float) -> str | None:
-    """Why nothing can come. None: something can, or no worker has ever been here."""
+def cause_of_standstill(session: ReceiverSession, pool: Pool, now_s: float, full: str = "") -> str | None:
+    """Why nothing can come. None: something can, or no worker has ever been here.
+
+    Args:
+        session: who is connected, and what they may send.
+        pool: what is here.
+        now_s: the instant.
+        full: what the store says that takes no more. Empty: it does.
+    """
     met = [p for p in session.ledger.producers.values() if p.presence != "away"]
     connected = [p for p in met if p.presence == "connected"]
-    if not met and not session.refusals:
+    if not met and not session.refusals.standing:
         return None
-    if any(session.has_credit(p) for p in connected):
+    crowded = [p for p in connected if session.is_crowded(p, now_s)]
+    if any(session.has_credit(p) and p not in crowded for p in connected):
         return None
     causes: list[str] = []
     if not connected:
         causes.append(_gone(met) if met else "every worker that came was refused")
     else:
-        causes.append(_listed([f"producer {p.name} has 0 credit" for p in connected]))
-    if session.refusals:
-        causes.append(_listed([f"{name} was refused: {why}" for name, why in session.refusals.items()]))
+        without = [f"producer {p.name} has 0 credit" for p in connected if p not in crowded]
+        holding = [f"producer {p.name} has no room: nothing that it holds is committed" for p in crowded]
+        causes.append(_listed(without + holding))
+    if full:
+        causes.append(full)
+    ceiling = session.allotment.ceiling(connected)
+    if ceiling:
+        causes.append(ceiling)
+    refused = session.refusals.standing
+    if refused:
+        causes.append(_listed([f"{name} was refused: {why}" for name, why in refused.items()]))
     if pool.leases:
         since_s = min(lease.since_s for lease in pool.leases.values())
         causes.append(
@@ -40,11 +56,37 @@ def cause_of_standstill(session: ReceiverSession, pool: Pool, now_s: float) -> s
     missing = [f"rank {rank} has not asked for a step" for rank in session.steps.missing()]
     if missing:
         causes.append(_listed(missing))
-    waiting = [_waits(group, now_s) for group in pool.groups.incomplete() if group.size]
-    if waiting:
-        causes.append(_listed(waiting))
+    causes += [text for _, _, text in what_is_awaited(pool, now_s)]
     causes.append(f"{pool.queued} rollouts are queued, {pool.groups.ready_count} groups are complete")
     return "; ".join(causes)
+
+
+def what_is_awaited(pool: Pool, now_s: float) -> list[tuple[str, str, str]]:
+    """What must come before more is handed out, whether or not it will: (subject, about what, text).
+
+    Senders may be slow, or have given a rollout up: from here that looks alike, and only the people who run
+    them know which it is.
+    """
+    awaited: list[tuple[str, str, str]] = []
+    groups = pool.groups.incomplete()
+    sized = [group for group in groups if group.size]
+    if sized:
+        text = _listed([_waits(group, now_s) for group in sized])
+        awaited.append(("incomplete", sized[0].id.hex(), text))
+    unsized = [group.id.hex() for group in groups if not group.size]
+    if unsized:
+        awaited.append(("unsized groups", unsized[0], UNSIZED.format(_listed(unsized))))
+    if pool.ends.trained:
+        awaited.append(
+            (
+                "unsaved",
+                "",
+                f"{pool.ends.trained} rollouts are trained on and in no saved checkpoint: senders wait for "
+                "checkpoint_saved() once they hold as many as they may (give them a spool, save more often, "
+                "or raise SenderConfig.max_unsettled)",
+            )
+        )
+    return awaited
 
 
 def _gone(met: list[Producer]) -> str:

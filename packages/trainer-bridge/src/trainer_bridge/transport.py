@@ -67,6 +67,11 @@ class ServerTransport(Protocol):
         """Where clients connect to."""
         ...
 
+    @property
+    def refused(self) -> int:
+        """Connections that were turned away because their key is not in the allow-list."""
+        ...
+
     def wait(self, timeout_s: float) -> None:
         """Return when a message is there, when woken, or after the time."""
         ...

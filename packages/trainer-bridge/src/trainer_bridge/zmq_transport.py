@@ -217,6 +217,11 @@ class ZmqServer:
         """Where clients connect to; the real port if 0 was asked for."""
         return self._address
 
+    @property
+    def refused(self) -> int:
+        """Connections that were turned away because their key is not in the allow-list."""
+        return 0 if self._door is None else self._door.refused
+
     def wait(self, timeout_s: float) -> None:
         """Return when a message is there, when woken, or after the time."""
         ready = dict(self._poller.poll(max(int(timeout_s * 1000), 0)))

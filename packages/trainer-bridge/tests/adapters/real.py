@@ -172,7 +172,8 @@ def test_datasets_and_parquet_bit_for_bit(tmp_path: Path, samples: list[Sample])
     turns = tuple(change(turn, reward=0.25, top_k=None) for turn in samples[0].turns)
     samples[0] = change(
         samples[0], kept_ids=np.arange(offsets[-1], dtype=np.int32), kept_offsets=offsets, turns=turns,
-        routed_experts=np.arange(7 * 4, dtype=np.uint8).reshape(7, 2, 2), extra={"note": "ü", "ok": True},
+        routed_experts=np.arange(7 * 4, dtype=np.uint8).reshape(7, 2, 2),
+        extra={"note": "ü", "ok": True, "nan": float("nan")},
     )  # fmt: skip
     samples[1] = change(samples[1], reward=None, in_loss=False, in_baseline=False, status="failed")
     made = datasets.dataset(samples)

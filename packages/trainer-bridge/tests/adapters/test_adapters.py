@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from token_tracking.errors import MissingLogprobsError
 from token_tracking.sample import Sample
-from trainer_bridge.adapters import Omissions, prime_rl, skyrl, slime, trl, verl
+from trainer_bridge.adapters import Omissions, datasets, prime_rl, skyrl, slime, trl, verl
 from trainer_bridge.advantages import advantages
 from trainer_bridge.errors import BatchError, ConfigError, TrainerMissingError
-from trainer_bridge.testing import make_rollout
+from trainer_bridge.testing import differences, make_rollout, make_sample
 
 some = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 change = msgspec.structs.replace
@@ -279,3 +280,14 @@ def test_importing_adapters_loads_no_trainer() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_extra_goes_to_a_table_and_back_bit_for_bit() -> None:
+    """JSON has no NaN and no infinity: they came back as None."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: tables are not tested here")
+    extra = {"nan": math.nan, "low": -math.inf, "high": math.inf, "zero": -0.0, "small": 5e-324,
+    "one": 1.0, "int": 1, "large": 2**63, "none": None, "yes": True, "text": '{"float64": "é"}',
+    "float64": 0.1}  # fmt: skip
+    sample = change(make_sample(1), extra=extra, provenance={"loss": math.nan})
+    (row,) = datasets.table([sample]).to_pylist()
+    assert differences(sample, datasets.sample_of(row)) == []

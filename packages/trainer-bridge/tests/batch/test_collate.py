@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from token_tracking.errors import MissingLogprobsError
 from token_tracking.sample import Sample
-from trainer_bridge.batch import Batch
+from trainer_bridge.batch import Batch, token_logprobs
 from trainer_bridge.collate import Collator
 from trainer_bridge.errors import BatchError
 from trainer_bridge.truncation import truncate
@@ -276,3 +277,71 @@ def test_settings_that_cannot_work() -> None:
     for wrong in ({"multiple_of": 0}, {"max_length": 0}, {"pad_id": -1}):
         with pytest.raises(BatchError, match="must be 1 or more"):
             Collator(**wrong)
+
+
+@pytest.mark.parametrize("layout", ["pad", "pack"])
+def test_a_turn_beyond_the_cut_has_earned_its_reward(sample: Build, layout: str) -> None:
+    """Rewards 0, 1, 2, 3 on the second turns, those of 2 and 3 cut off: the best looked like the worst."""
+    step = [
+        sample(n, turns=(4, 4), rewards=(0.0, float(n)), prompt=3 if n < 2 else 9, reward=None)
+        for n in range(4)
+    ]
+    whole = Collator(credit="turn")
+    cut = Collator(credit="turn", max_length=13, truncate=True)
+    for number, sample_ in enumerate(step):
+        (batch,) = getattr(whole, layout)(step)
+        (short,) = getattr(cut, layout)(step)
+        first = [
+            b.advantages[(b.sequence_ids == order_of(b, number)) & b.loss_mask][0] for b in (batch, short)
+        ]
+        assert first[0] == first[1], number
+        assert short.token_rewards[short.sequence_ids == order_of(short, number)].sum() == number
+        assert len(sample_) == (13 if number < 2 else 19)
+    assert cut.counters()["samples_truncated"] == 8
+
+
+def order_of(batch: Batch[Any], number: int) -> int:
+    """Which sequence of the batch a sample of the step is."""
+    return batch.sample_index.tolist().index(number)
+
+
+def test_a_reward_with_no_token_left_moves_to_the_rollouts_earlier_part(sample: Build) -> None:
+    parts = [
+        sample(1, parts=2, turns=(4,), rewards=(1.0,), reward=None),
+        sample(1, part=1, parts=2, prompt=9, turns=(4,), rewards=(2.0,), reward=None),
+    ]
+    (batch,) = Collator(credit="turn", max_length=8, truncate=True).pad([*parts, sample(2, rewards=(1.0,))])
+    assert batch.token_rewards[0].tolist() == [0, 0, 0, 0, 0, 0, 3.0, 0]
+    assert not batch.token_rewards[1].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"weights": "tokens"},
+            "weights is 'tokens': give 'token', 'sample', 'rollout', 'group' or 'constant'",
+        ),
+        ({"advantages": "gppo"}, "advantages is 'gppo': give 'grpo', 'dr_grpo', 'rloo', 'reward' or None"),
+        ({"credit": "turns"}, "credit is 'turns': give 'rollout', 'turn', 'turn_and_rollout' or None"),
+        ({"side": "top"}, "side is 'top': give 'left' or 'right'"),
+        ({"missing_experts": "dorp"}, "missing_experts is 'dorp': give 'fill', 'drop' or 'refuse'"),
+        ({"discount": math.nan, "credit": "turn"}, "discount is nan: give a number"),
+        ({"discount": 1.5, "credit": "turn"}, r"discount must lie in 0\.\.1, got 1.5"),
+        ({"discount": 0.9}, "discount=0.9 is per turn, and with credit=None there are none"),
+        ({"weights": "constant"}, "'constant' needs a length of 1 or more"),
+        ({"max_length": "4096"}, "max_length is '4096': give an int or None"),
+        ({"ratio": 1}, "ratio is 1: give True or False"),
+    ],
+)
+def test_misspelt_options_are_refused_when_the_collator_is_made(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BatchError, match=said):
+        Collator(**options)
+
+
+def test_token_logprobs_of_numpy_arrays_says_what_it_takes(sample: Build) -> None:
+    (batch,) = Collator(advantages=None).pad([sample(1)])
+    with pytest.raises(
+        BatchError, match=r"takes tensors.* and logits holds numpy arrays: give batch\.torch\(\)"
+    ):
+        token_logprobs(np.zeros((1, 7, 60), np.float32), batch)

@@ -11,8 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from token_tracking.sample import Sample
-from trainer_bridge import BridgeError, ReceiverConfig, SampleReceiver, SampleSender, SenderConfig
+from trainer_bridge import (
+    BatchLease,
+    BridgeError,
+    LeasedGroup,
+    LeasedRollout,
+    ReceiverConfig,
+    SampleReceiver,
+    SampleSender,
+    SenderConfig,
+)
 from trainer_bridge.collate import Collator
 from trainer_bridge.dataset import SampleDataset
 from trainer_bridge.errors import NoDataError
@@ -29,8 +37,8 @@ def send_groups(address: str, spool: Path, groups: range) -> None:
                 sender.send(make_rollout(2 * group + member, parts=1 + member, tokens=16, group=group))
 
 
-def groups_of(samples: tuple[Sample, ...]) -> list[int]:
-    return [int(sample.group_id, 16) for sample in samples]
+def groups_of(step: BatchLease) -> list[int]:
+    return [int(sample.group_id, 16) for sample in step.samples]
 
 
 def test_steps_are_whole_groups_and_come_again_until_committed(tmp_path: Path) -> None:
@@ -99,17 +107,22 @@ class Recorded:
         self.saved: Mapping[str, Any] | None = None
         self.committed = 0
 
-    def next_batch(self, *, groups: int, deadline_s: float | None) -> Recorded | None:
-        return self if next(self._left, None) is not None else None
+    def next_batch(self, *, groups: int, deadline_s: float | None) -> BatchLease | None:
+        number = next(self._left, None)
+        if number is None:
+            return None
+        rollout = LeasedRollout(
+            rollout_id=f"{1:032x}", group_id=f"{0:032x}", attempt=0, samples=make_rollout(1, tokens=16),
+            producer="0" * 32, producer_name="recorded", sequence=1, created_ns=0, restored=False, nacks=0,
+            staleness=None,
+        )  # fmt: skip
+        group = LeasedGroup(group_id=f"{0:032x}", rollouts=(rollout,), size=1, complete=True)
+        return BatchLease(number, [group], self)
 
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        return make_rollout(1, tokens=16)
-
-    def commit(self) -> None:
+    def commit_lease(self, number: int) -> None:
         self.committed += 1
 
-    def nack(self, reason: str) -> None:
+    def nack_lease(self, number: int, rollouts: frozenset[bytes] | None, reason: str) -> None:
         raise AssertionError(reason)
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,7 +190,7 @@ def test_without_torch() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert "TorchMissingError" in done.stdout, done.stderr
-    assert "install trainer-bridge[torch]" in done.stdout
+    assert "(the extra trainer-bridge[torch])" in done.stdout
 
 
 def test_a_sample_from_the_wire_batches_like_the_one_that_was_sent(tmp_path: Path) -> None:

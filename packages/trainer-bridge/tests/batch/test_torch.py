@@ -11,6 +11,7 @@ import pytest
 from token_tracking.sample import Sample
 from trainer_bridge.batch import token_logprobs
 from trainer_bridge.collate import Collator
+from trainer_bridge.errors import BatchError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: tensors are not tested here")
 
@@ -37,6 +38,24 @@ def test_tensors_share_the_batchs_memory(sample: Build) -> None:
         np.testing.assert_array_equal(tensors.labels().numpy(), batch.labels())
         assert tensors.torch is not None
         assert tensors.max_seqlen == 7
+
+
+@pytest.mark.parametrize("layout", ["pad", "pack"])
+def test_a_batch_that_only_fills_up_goes_through_a_model_and_back(sample: Build, layout: str) -> None:
+    """With FSDP each rank must run backward; a row with nothing to attend to makes NaN of all gradients."""
+    torch.manual_seed(0)
+    embed = torch.nn.Embedding(32, 8)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True)
+    made = getattr(Collator(multiple_of=4, pad_id=0), layout)([sample(1), sample(2, reward=1.0)], batches=2)
+    batch = made[-1].torch()
+    hidden = None if batch.attention_mask is None else batch.attention_mask == 0
+    logits = layer(embed(batch.token_ids), src_key_padding_mask=hidden) @ embed.weight.T
+    logprobs = token_logprobs(logits, batch)
+    ratio = torch.exp(logprobs - batch.logprobs)
+    (-ratio * batch.advantages * batch.weights).sum().backward()
+    for parameter in (*embed.parameters(), *layer.parameters()):
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
 
 
 def full_vocabulary(batch: Any, p: list[float], temperature: float) -> Any:
@@ -143,3 +162,24 @@ def test_device_moves_the_batch(sample: Build) -> None:
     moved = batch.torch("meta")
     assert {moved.token_ids.device.type, moved.weights.device.type} == {"meta"}
     assert moved.kept is None
+
+
+def test_logits_of_another_model_are_named(sample: Build) -> None:
+    """A model with a smaller vocabulary than the one that sampled gave an IndexError out of `gather`."""
+    kept = [[], [], [], *([[50]] * 4)]
+    for step, said in (
+        (
+            [sample(1, token_ids=np.full(7, 40, np.int32))],
+            "token id 40, and the logits have columns for 0 to 31",
+        ),
+        (
+            [sample(1, token_ids=np.full(7, 50, np.int32), sampling=PROCESSED, kept=kept)],
+            "token id 50, and the logits have columns",
+        ),
+    ):
+        (batch,) = Collator(advantages=None).pad(step)
+        batch = batch.torch()
+        with pytest.raises(BatchError, match=said):
+            token_logprobs(torch.zeros(*batch.token_ids.shape, 32), batch)
+        with pytest.raises(BatchError, match=r"shape \(1, 6, 60\)"):
+            token_logprobs(torch.zeros(1, 6, 60), batch)

@@ -82,7 +82,7 @@ def test_what_is_refused(sample: Build, miles_2378: list[Sample]) -> None:
         loss_weights([sample(1, parts=2, reward=1.0), sample(1, part=1, parts=2, reward=None)])
     with pytest.raises(BatchError, match="'constant' needs a length"):
         loss_weights([sample(1)], "constant")
-    with pytest.raises(BatchError, match="unknown weight rule 'tokens'"):
+    with pytest.raises(BatchError, match="rule is 'tokens': give 'token', 'sample'"):
         loss_weights([sample(1)], "tokens")  # type: ignore[arg-type]
 
 

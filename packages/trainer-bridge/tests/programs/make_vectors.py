@@ -1,62 +1,68 @@
 """Writes the golden vectors into a folder: `python make_vectors.py DIR`. The same bytes every time.
 
 `index.json` lists them. A message has its frames as files, and what they mean or why they are refused;
-arrays are given as the hex of their bytes, because JSON has no NaN.
+arrays are given as the hex of their bytes, because JSON has no NaN. A frame that is too large for a file is
+`{"hex": ..., "then_zeros_to": its length}`. What is refused only after a HELLO names it (`after`). A bundle
+says what each of its messages is refused as, null: it is good.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import xxhash
+from hostile_vectors import (
+    Hostile,
+    odd_bundle,
+    of_bodies,
+    of_bundles,
+    of_frames,
+    of_places,
+    of_samples,
+    of_tables,
+    signed,
+)
 from token_tracking.sample import Sample, Turn
+from trainer_bridge.block_pool import BlockPool
+from trainer_bridge.bundle import join
 from trainer_bridge.codec import SCHEMA_HASH, Frames, draft
-from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.config import MAX_HEAD_BYTES
+from trainer_bridge.head import encode_head
 from trainer_bridge.messages import (
     Ack,
-    ArrayEntry,
-    Ask,
     Bye,
     Control,
     Credit,
-    DataHead,
-    Done,
     Error,
     Hello,
     Levels,
     Message,
-    Ready,
     Report,
-    Share,
-    ShareGroup,
-    ShareRollout,
     Status,
-    Verdict,
     Welcome,
     WireSet,
 )
 from trainer_bridge.payload import DTYPES, Bfloat16, pack
+from trainer_bridge.rank_messages import (
+    Ask,
+    Done,
+    Ready,
+    Share,
+    ShareGroup,
+    ShareRemote,
+    ShareRollout,
+    ShareTotals,
+    Verdict,
+)
 from trainer_bridge.segment import Segment
 from trainer_bridge.testing import make_sample
 
 PRODUCER, RECEIVER = bytes(range(16)), bytes(range(16, 32))
-U64 = 2**64 - 1
-
-
-def signed(start: bytes) -> bytes:
-    return start + struct.pack("<Q", xxhash.xxh3_64_intdigest(start))
-
-
-def resigned(head: bytes, at: int, value: int) -> bytes:
-    raw = bytearray(head[:-8])
-    raw[at] = value
-    return signed(bytes(raw))
+U63, U64 = 2**63 - 1, 2**64 - 1
 
 
 def rich_rollout() -> tuple[Sample, ...]:
@@ -129,7 +135,17 @@ def rich_rollout() -> tuple[Sample, ...]:
 def session_messages() -> dict[str, Message]:
     schemas = (("sample/1", SCHEMA_HASH),)
     share_group = ShareGroup(
-        PRODUCER, 2, True, (ShareRollout("worker-3", False, 0, 1), ShareRollout("worker-4", True, 2, None))
+        PRODUCER,
+        4,
+        True,
+        (
+            ShareRollout(RECEIVER, 0, "worker-3", False, 0, 1),
+            ShareRollout(PRODUCER, 2, "worker-4", True, 2, None),
+        ),
+        (
+            ShareRemote(bytes(16), 300, 0.5, True, (None, -0.25, 1.0)),
+            ShareRemote(b"\xff" * 16, 0, None, False, ()),
+        ),
     )
     levels = Levels(2, WireSet(7, ((9, 9), (11, 20))), WireSet(7), WireSet(3, ((5, 5),)))
     return {
@@ -137,14 +153,18 @@ def session_messages() -> dict[str, Message]:
         "hello-observer": Hello(3, "observer", RECEIVER, "tail", 0, 0, schemas),
         "welcome": Welcome(1, RECEIVER, 0, "sample/1", (), 64, 1 << 29, "", (levels,), 264, 1 << 28),
         "ack-with-gaps": Ack(1, (levels,)),
-        "control": Control(1, 1_700_000_000_000_000_001, "pause", 12, -1, "run-1"),
-        "credit-edges": Credit(U64, U64, 0),
+        "control": Control(1, 1_700_000_000_000_000_001, "pause", 12, -1, "run-1", "s3://weights/12"),
+        "control-drain": Control(1, 2, "drain", -1, -1),
+        "credit-edges": Credit(U63, U63, 0),
         "bye": Bye(1, "closed"),
         "error": Error(1, 11, "the payload's bytes do not match the hash in the head", 2, 10),
         "report": Report(1, 5, 300, 17),
         "hello-rank": Hello(1, "rank", RECEIVER, "rank 3", 0, 0, schemas),
-        "ask": Ask(1, 3, 8, 64),
-        "share": Share(1, 17, (share_group, ShareGroup(bytes(16), 4, False, ()))),
+        "ask": Ask(1, 3, 8, 64, 16),
+        "share": Share(
+            1, 17, (share_group, ShareGroup(bytes(16), 4, False, ())), ShareTotals(1234, 9, 7, 3),
+            ((512, 70_000), (), (1, 0, 64)),
+        ),
         "share-of-nothing": Share(1, 18, ()),
         "ready": Ready(1, 17),
         "verdict-go": Verdict(1, 17, "go"),
@@ -157,80 +177,28 @@ def session_messages() -> dict[str, Message]:
     }  # fmt: skip
 
 
-def hostile(good: Frames) -> dict[str, tuple[str, list[bytes]]]:
-    head, payload = good.head, bytes(good.payload)
-    body = decode_head(head)
-    assert isinstance(body, DataHead)
-    first, *rest = body.arrays
-
-    def with_head(**changes: Any) -> list[bytes]:
-        return [encode_head(msgspec.structs.replace(body, **changes)), payload]
-
-    def with_entry(**changes: Any) -> list[bytes]:
-        entry: ArrayEntry = msgspec.structs.replace(first, **changes)
-        return with_head(arrays=(entry, *rest))
-
-    def with_part(**changes: Any) -> list[bytes]:
-        return with_head(parts=(msgspec.structs.replace(body.parts[0], **changes), *body.parts[1:]))
-
-    def with_more(entry: ArrayEntry, **changes: Any) -> list[bytes]:
-        return with_head(arrays=(*body.arrays, msgspec.structs.replace(entry, **changes)))
-
-    def raw_body(raw: bytes) -> list[bytes]:
-        return [signed(head[:8] + raw), payload]
-
-    overlapping = (first, msgspec.structs.replace(rest[0], offset=0), *rest[1:])
-    longer = payload + bytes(64)
-    left_over = msgspec.structs.replace(
-        body, payload_nbytes=len(longer), payload_hash=xxhash.xxh3_64_intdigest(longer)
-    )
-    skipped = signed(b"TB\x01\x00\x07\0\0\0" + b"\x93\x01\xa0" + b"\x91" * 50_000 + b"\xc0")
+def bundles(items: list[Frames]) -> dict[str, tuple[list[bytes], list[str | None]]]:
+    """Name -> frames, and what each message is refused as (None: it is good)."""
+    messages = session_messages()
+    frames = [bytes(frame) for frame in join(items, BlockPool())]
+    one = [bytes(frame) for frame in join(items[:1], BlockPool())]
+    others = [encode_head(messages[name]) for name in ("hello", "bye", "credit-edges")]
     return {
-        "no-frames": ("wrong_frame_count", []),
-        "empty-head": ("short_head", [b"", payload]),
-        "short-head": ("short_head", [head[:15], payload]),
-        "bad-magic": ("bad_magic", [resigned(head, 0, ord("X")), payload]),
-        "wrong-major": ("wrong_major", [resigned(head, 2, 2), payload]),
-        "unknown-kind": ("unknown_kind", [resigned(head, 4, 99), payload]),
-        "flags": ("unknown_kind", [resigned(head, 5, 1), payload]),
-        "reserved": ("unknown_kind", [resigned(head, 7, 1), payload]),
-        "another-kind": ("unknown_kind", [encode_head(Bye(1, "")), payload]),
-        "cut-head": ("bad_head_hash", [head[:-1], payload]),
-        "flipped-head": ("bad_head_hash", [head[:20] + bytes([head[20] ^ 1]) + head[21:], payload]),
-        "body-not-msgpack": ("bad_body", raw_body(b"\xc1")),
-        "body-not-an-array": ("bad_body", raw_body(msgspec.msgpack.encode({"schema": 1}))),
-        "body-and-more": ("bad_body", [signed(head[:-8] + b"\xc0"), payload]),
-        "wrong-types": ("bad_body", raw_body(msgspec.msgpack.encode(["sample/1"] * 13))),
-        "depth-bomb": ("bad_body", raw_body(b"\x91" * 50_000 + b"\xc0")),
-        "depth-bomb-in-what-is-skipped": ("too_deep", [skipped, payload]),
-        "one-frame": ("wrong_frame_count", [head]),
-        "three-frames": ("wrong_frame_count", [head, payload, b""]),
-        "unknown-schema": ("unknown_schema", with_head(schema="sample/2")),
-        "short-id": ("bad_body", with_head(rollout_id=b"15 bytes only..")),
-        "no-parts": ("bad_body", with_head(parts=())),
-        "cut-payload": ("bad_payload_length", [head, payload[:-1]]),
-        "long-payload": ("bad_payload_length", [head, payload + b"\0"]),
-        "flipped-payload": ("bad_payload_hash", [head, bytes([payload[0] ^ 1]) + payload[1:]]),
-        "unknown-dtype": ("unknown_dtype", with_entry(dtype="O")),
-        "pickle-dtype": ("unknown_dtype", with_entry(dtype="pickle")),
-        "shape-mismatch": ("bad_shape", with_entry(shape=(7,))),
-        "shape-overflow": ("bad_shape", with_entry(shape=(2**62, 2**62), nbytes=24)),
-        "shape-negative": ("bad_shape", with_entry(shape=(-6,), nbytes=24)),
-        "nine-dimensions": ("bad_shape", with_entry(shape=(1,) * 8 + (6,))),
-        "offset-past-end": ("bad_offset", with_entry(offset=1 << 40)),
-        "offset-not-aligned": ("bad_offset", with_entry(offset=4)),
-        "offset-overlaps": ("bad_offset", with_head(arrays=overlapping)),
-        "duplicate-array": (
-            "duplicate_array",
-            with_more(first, offset=(len(payload) + 63) // 64 * 64, nbytes=0, shape=(0,)),
-        ),
-        "group-size-negative": ("bad_body", with_head(group_size=-1)),
-        "group-size-absurd": ("bad_body", with_head(group_size=65_537)),
-        "missing-array": ("missing_array", with_head(arrays=tuple(rest))),
-        "unknown-array": ("unknown_array", with_more(rest[-1], name="0/surprise")),
-        "bytes-left-over": ("bad_payload_length", [encode_head(left_over), longer]),
-        "mask-without-version": ("bad_sample", with_part(turns=())),
-        "prompt-too-long": ("bad_sample", with_part(prompt_length=99)),
+        "bundle": (frames, [None] * len(items)),
+        "bundle-of-one": (one, [None]),
+        "bundle-with-strangers": odd_bundle(items, others),
+    }
+
+
+def hostile(good: Frames, items: list[Frames]) -> dict[str, Hostile]:
+    messages = session_messages()
+    return {
+        **of_frames(good),
+        **of_bodies(good, messages),
+        **of_tables(good),
+        **of_samples(good),
+        **of_places(PRODUCER),
+        **of_bundles(items),
     }
 
 
@@ -268,6 +236,7 @@ def write(folder: Path) -> None:
         "schema_hash": SCHEMA_HASH,
         "messages": {},
         "data": {},
+        "bundles": {},
         "hostile": {},
     }
 
@@ -290,7 +259,7 @@ def write(folder: Path) -> None:
         "body": {"session": 1, "reason": "closed"},
     }
     for name, rollout, sequence, group_size in (
-        ("data-rich", rich_rollout(), U64, 8),
+        ("data-rich", rich_rollout(), U63, 8),
         ("data-plain", (make_sample(1, tokens=16),), 1, 0),
     ):
         frames = draft(rollout, group_size=group_size).numbered(
@@ -306,8 +275,14 @@ def write(folder: Path) -> None:
             "samples": [meaning(sample) for sample in rollout],
         }
     good = draft(rich_rollout()).numbered(PRODUCER, 3, 1, 0)
-    for name, (error, frames) in hostile(good).items():
-        index["hostile"][name] = {"frames": put(f"hostile-{name}", frames), "error": error}
+    items = [draft([make_sample(n, tokens=8 * n)]).numbered(PRODUCER, 3, n, 0) for n in (1, 2, 3)]
+    for name, (bundle, errors) in bundles(items).items():
+        index["bundles"][name] = {"frames": put(name, bundle), "errors": errors}
+    for name, bad in hostile(good, items).items():
+        file = f"hostile-{name.replace('.', '-')}"
+        index["hostile"][name] = {"frames": put(file, bad.frames), "error": bad.error, "after": bad.after}
+    filled = {"hex": good.head[:64].hex(), "then_zeros_to": MAX_HEAD_BYTES + 1}
+    index["hostile"]["too-large"] = {"frames": [filled], "error": "too_large", "after": ""}
     table, payload = pack(every_dtype())
     index["payloads"] = {
         "every-dtype": {
@@ -353,7 +328,7 @@ def segments(folder: Path) -> dict[str, Any]:
     return {
         "good.tbs": {"records": [41, 42, 43], "torn": False},
         "torn.tbs": {"records": [41, 42], "torn": True},
-        "flipped.tbs": {"records": [41], "torn": True},
+        "flipped.tbs": {"records": [41, 43], "torn": False},
     }
 
 

@@ -77,6 +77,10 @@ class MortalServer:
     def address(self) -> str:
         return self._inner.address
 
+    @property
+    def refused(self) -> int:
+        return self._inner.refused
+
     def wait(self, timeout_s: float) -> None:
         self._inner.wait(timeout_s)
 

@@ -1,6 +1,7 @@
-"""Send many small samples to a receiver in the same process; prints memory after a fifth, and at the end.
+"""Many small samples from one process to another; each prints the most memory it had in each quarter.
 
-soak.py SAMPLES [SPOOL]
+soak.py receive SAMPLES [FOLDER]           starts the sender; with FOLDER, a spool and a store lie there
+soak.py send ADDRESS SAMPLES [SPOOL]
 """
 
 from __future__ import annotations
@@ -8,13 +9,20 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 
 import msgspec
 from trainer_bridge import ReceiverConfig, SampleReceiver, SampleSender, SenderConfig
 from trainer_bridge.testing import make_sample
+
+TOKENS = 64
+SEGMENT_BYTES = 1 << 20
+SPOOL_BYTES = 4 << 20
+LOOKS = 400
+"""Times that memory is looked at."""
 
 
 def resident_bytes() -> int:
@@ -24,38 +32,65 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def main() -> None:
-    count = int(sys.argv[1])
-    spool = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    samples = [make_sample(n, tokens=64) for n in range(16)]
-    # Remembered ids are meant to be kept; few of them, so that they do not hide a leak.
-    config = ReceiverConfig(remember_rollouts=4096)
-    early = 0
-    with (
-        SampleReceiver(config=config) as receiver,
-        SampleSender(receiver.address, spool=spool, config=SenderConfig(segment_bytes=1 << 20)) as sender,
-    ):
+class Quarters:
+    """The most memory in each quarter of `count` samples."""
 
-        def send() -> None:
-            for n in range(count):
-                sender.send(msgspec.structs.replace(samples[n % 16], rollout_id=f"{n:032x}"))
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._every = max(count // LOOKS, 1)
+        self.most = [0, 0, 0, 0]
 
-        worker = threading.Thread(target=send)
-        worker.start()
-        arrived = 0
-        while arrived < count:
-            lease = receiver.next(30.0)
-            if lease is None:
-                break
-            lease.commit()
-            arrived += 1
-            if arrived == count // 5:
-                early = resident_bytes()
-        worker.join()
+    def passed(self, n: int) -> None:
+        """Sample n of 0 to count - 1 is through."""
+        if n % self._every == 0:
+            quarter = n * 4 // self._count
+            self.most[quarter] = max(self.most[quarter], resident_bytes())
+
+
+def send(address: str, count: int, spool: Path | None) -> None:
+    samples = [make_sample(n, tokens=TOKENS) for n in range(16)]
+    quarters = Quarters(count)
+    # A sender outruns its receiver; a backlog that grows would look like a leak.
+    config = SenderConfig(segment_bytes=SEGMENT_BYTES, spool_quota_bytes=SPOOL_BYTES)
+    with SampleSender(address, spool=spool, config=config) as sender:
+        for n in range(count):
+            sender.send(msgspec.structs.replace(samples[n % 16], rollout_id=f"{n:032x}"))
+            quarters.passed(n)
         sender.wait_settled(30.0)
-        pending = sender.stats().pending
-        end = resident_bytes()
-    print(json.dumps({"arrived": arrived, "pending": pending, "rss_early": early, "rss_end": end}))
+        stats = sender.stats()
+    sent = {"rss": quarters.most, "pending": stats.pending, "acknowledged": stats.acknowledged}
+    print(json.dumps(sent))
 
 
-main()
+def receive(count: int, folder: Path | None) -> None:
+    # Remembered ids are meant to be kept; few of them, so that they do not hide a leak.
+    config = ReceiverConfig(remember_rollouts=4096, keep_committed="none", segment_bytes=SEGMENT_BYTES)
+    spool = [] if folder is None else [folder / "spool"]
+    quarters = Quarters(count)
+    began_s = time.perf_counter()
+    with SampleReceiver(out=None if folder is None else folder / "store", config=config) as receiver:
+        command = [sys.executable, __file__, "send", receiver.address, count, *spool]
+        with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as worker:
+            for arrived in range(count):
+                lease = receiver.next(30.0)
+                if lease is None:
+                    sys.exit(f"nothing came for 30 s after {arrived} rollouts")
+                lease.commit()
+                quarters.passed(arrived)
+            took_s = time.perf_counter() - began_s
+            assert worker.stdout is not None
+            sent = json.loads(worker.stdout.readline())
+        stats = receiver.stats()
+    received = {
+        "rss": quarters.most,
+        "committed": stats.committed,
+        "unaccounted": stats.unaccounted,
+        "trimmed": stats.trimmed,
+    }
+    print(json.dumps({"sender": sent, "receiver": received, "per_s": round(count / took_s)}))
+
+
+if sys.argv[1] == "send":
+    send(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]) if len(sys.argv) > 4 else None)
+else:
+    receive(int(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

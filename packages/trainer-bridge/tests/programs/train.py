@@ -1,7 +1,8 @@
-"""A trainer as a process: `python train.py BIND FOLDER --load CHECKPOINT --out STORE --rollouts N`.
+"""A trainer as a process: `python train.py BIND FOLDER --load CHECKPOINT --out STORE --rollouts N --world N`.
 
-Its weights are the list of the rollouts it was trained on. Every second step it saves a checkpoint; a line
-per step says how many rollouts are in the weights. It takes a step for each line that it reads.
+With a world it is rank 0 of so many, and takes as many groups per step. Its weights are the list of the
+rollouts it was trained on. Every second step it saves a checkpoint; a line per step says how many rollouts
+are in the weights. It takes a step for each line that it reads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ parser.add_argument("folder", type=Path)
 parser.add_argument("--load", type=Path)
 parser.add_argument("--out", type=Path)
 parser.add_argument("--rollouts", type=int, required=True)
+parser.add_argument("--world", type=int, default=1)
 args = parser.parse_args()
 
 config = ReceiverConfig(
@@ -37,7 +39,7 @@ with SampleReceiver(args.bind, out=args.out, config=config) as receiver:
     step = 0
     while len(weights) < args.rollouts:
         sys.stdin.readline()
-        batch = receiver.next_batch(groups=1, deadline_s=20.0)
+        batch = receiver.next_batch(groups=args.world, deadline_s=20.0, world=args.world)
         if batch is None:
             break
         weights += [int(rollout.rollout_id, 16) for rollout in batch.rollouts]

@@ -2,22 +2,26 @@
 
 Written against datasets 5.2.0 and pyarrow 26.0.1. Token arrays are lists of their own dtype (int32 ids and
 versions, uint8 mask, float32 logprobs with NaN kept), `turns` is a list of structs, `routed_experts` is flat
-with its shape and dtype beside it, `provenance` and `extra` are JSON text. Nothing is left out, shifted or
+with its shape and dtype beside it, `provenance` and `extra` are JSON text; in it, a number that JSON does not
+have (NaN, infinities) is `{"float64": "7ff8000000000000"}`, its bits in hex. Nothing is left out, shifted or
 padded. For supervised training take the rows with `in_loss` and use `token_ids` and `loss_mask`.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
-from token_tracking.sample import Sample, Turn
+from token_tracking.sample import Sample, Scalar, Turn
 
 from trainer_bridge.adapters.loading import load
 
+_BITS = "float64"
 _INSTALL = "pyarrow (datasets brings it)"
 _ARRAYS = {
     "token_ids": "int32",
@@ -117,8 +121,8 @@ def sample_of(row: dict[str, Any]) -> Sample:
         fields["routed_experts"] = flat.reshape(row["routed_experts_shape"])
     return Sample(
         turns=tuple(Turn(**turn) for turn in row["turns"]),
-        provenance=msgspec.json.decode(row["provenance"]),
-        extra=msgspec.json.decode(row["extra"]),
+        provenance=_mapping(row["provenance"]),
+        extra=_mapping(row["extra"]),
         **fields,
     )
 
@@ -138,8 +142,26 @@ def _row(sample: Sample) -> dict[str, Any]:
         "routed_experts": None if experts is None else experts.ravel().astype(np.int64),
         "routed_experts_shape": None if experts is None else list(experts.shape),
         "routed_experts_dtype": None if experts is None else experts.dtype.name,
-        "provenance": msgspec.json.encode(dict(sample.provenance)).decode(),
-        "extra": msgspec.json.encode(dict(sample.extra)).decode(),
+        "provenance": _text(sample.provenance),
+        "extra": _text(sample.extra),
+    }
+
+
+def _text(values: Mapping[str, Scalar]) -> str:
+    """JSON has no NaN and no infinity, and a scalar is never an object: their bits go into one."""
+    out: dict[str, Any] = {
+        name: {_BITS: struct.pack(">d", value).hex()}
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in values.items()
+    }
+    return msgspec.json.encode(out).decode()
+
+
+def _mapping(text: str) -> dict[str, Scalar]:
+    return {
+        name: struct.unpack(">d", bytes.fromhex(value[_BITS]))[0] if isinstance(value, dict) else value
+        for name, value in msgspec.json.decode(text, type=dict[str, Scalar | dict[str, str]]).items()
     }
 
 

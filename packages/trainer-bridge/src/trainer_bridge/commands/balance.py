@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trainer_bridge.commands.books import Book, Entry
+from trainer_bridge.seqset import SeqSet
 
 
 class Balance(msgspec.Struct, kw_only=True):
@@ -57,6 +58,9 @@ def balance_of(books: Sequence[Book]) -> Balance:
         for entry in store.entries:
             arrived.setdefault((entry.producer, entry.sequence), (store, entry))
             attempts.setdefault(entry.rollout_id, set()).add(entry.attempt)
+        for rollout_id, attempt in store.trimmed_rollouts:
+            attempts.setdefault(rollout_id, set()).add(attempt)
+    trimmed = _add_trimmed(stores, spools, balance)
     refused = {
         (bytes.fromhex(letter.producer), letter.sequence): letter.reason
         for store in stores
@@ -64,7 +68,8 @@ def balance_of(books: Sequence[Book]) -> Balance:
         if letter.producer
     }
     for spool in spools:
-        _add_spool(spool, balance, arrived, attempts if stores else None, refused)
+        gone = trimmed.get(spool.producer or b"", SeqSet())
+        _add_spool(spool, balance, arrived, attempts if stores else None, refused, gone)
     known = {book.producer for book in spools}
     for key, (store, entry) in arrived.items():
         if entry.producer not in known:
@@ -78,6 +83,20 @@ def balance_of(books: Sequence[Book]) -> Balance:
 
 def _is_of(key: tuple[bytes, int], spools: Sequence[Book]) -> bool:
     return any(spool.producer == key[0] and key[1] <= spool.last for spool in spools)
+
+
+def _add_trimmed(stores: Sequence[Book], spools: Sequence[Book], balance: Balance) -> dict[bytes, SeqSet]:
+    """Records that stores have deleted; returns their messages, producer -> sequence numbers."""
+    trimmed: dict[bytes, SeqSet] = {}
+    for store in stores:
+        for producer, _, seqs in store.trimmed_messages.items():
+            trimmed.setdefault(producer, SeqSet()).update(seqs)
+        balance.committed += store.trimmed - sum(store.trimmed_drops.values())
+        balance.dropped.update(store.trimmed_drops)
+    last = {spool.producer: spool.last for spool in spools}
+    for producer, seqs in trimmed.items():
+        balance.sent += seqs.count(last.get(producer, 0) + 1, seqs.highest)
+    return trimmed
 
 
 def _add_arrived(store: Book, entry: Entry, balance: Balance) -> None:
@@ -95,6 +114,7 @@ def _add_spool(
     arrived: dict[tuple[bytes, int], tuple[Book, Entry]],
     attempts: dict[bytes, set[int]] | None,
     refused: dict[tuple[bytes, int], str],
+    trimmed: SeqSet,
 ) -> None:
     entries = {entry.position: entry for entry in spool.entries}
     balance.repeated += len(entries) - len({(e.rollout_id, e.attempt) for e in entries.values()})
@@ -102,6 +122,8 @@ def _add_spool(
     for number in range(1, spool.last + 1):
         key = (spool.producer or b"", number)
         found, entry = arrived.get(key), entries.get(number)
+        if number in trimmed:
+            continue  # committed or dropped: counted with the others of its store
         if found is not None:
             _add_arrived(*found, balance)
         elif number not in spool.done:
@@ -113,7 +135,7 @@ def _add_spool(
         elif entry is None:
             balance.missing.append(
                 f"message {number} of producer {key[0].hex()}: settled, not in the store, and its record is "
-                "deleted from the spool, so that its rollout cannot be named"
+                "not (or no longer) readable in the spool, so that its rollout cannot be named"
             )
         elif entry.attempt in attempts.get(entry.rollout_id, ()):
             balance.dropped["duplicate"] += 1

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from token_tracking.sample import Sample
 
+from trainer_bridge.address import leaves_machine, to_connect
 from trainer_bridge.clock import Clock, SystemClock
 from trainer_bridge.commands.output import interruptible, stop_flag, write_json, write_line
 from trainer_bridge.config import ReceiverConfig, SenderConfig
@@ -63,7 +64,7 @@ def serve(bind: str, *, as_json: bool, insecure: bool, keys: CurveKeys | None) -
         if as_json:
             write_json({"event": "listening", "address": receiver.address})
         else:
-            write_line(f"listening on {receiver.address}; on the other machine: bench {receiver.address}")
+            write_line(f"listening on {receiver.address}; {_how_to_connect(receiver.address)}")
         samples, cpu_s = 0, _cpu_s()
         while not stop.set:
             lease = receiver.next(POLL_S)
@@ -74,7 +75,10 @@ def serve(bind: str, *, as_json: bool, insecure: bool, keys: CurveKeys | None) -
             samples += not marked
             if marked:
                 used_s = _cpu_s() - cpu_s
-                write_json({"event": "mark", "samples": samples, "cpu_s": used_s})
+                if as_json:
+                    write_json({"event": "mark", "samples": samples, "cpu_s": used_s})
+                elif samples > 1:
+                    write_line(f"{samples} samples, {used_s / samples * 1e6:.0f} us of CPU each")
                 samples, cpu_s = 0, _cpu_s()
     return 0
 
@@ -114,6 +118,12 @@ def bench(
     return 0
 
 
+def _how_to_connect(address: str) -> str:
+    if leaves_machine(address):
+        return f"on the other machine: trainer-bridge bench {to_connect(address)} (with --key or --insecure)"
+    return f"on this machine: trainer-bridge bench {address}; for others, --bind tcp://0.0.0.0:PORT and keys"
+
+
 @contextmanager
 def _receiver(address: str | None) -> Generator[tuple[str, IO[str] | None]]:
     """Where to send, and where the receiver says what it used. Without an address, one is started."""
@@ -150,7 +160,7 @@ def _measure(sender: SampleSender, tokens: int, seconds: float, marks: IO[str] |
         sender.send(_renamed(pool[0], next(ids)))
     _mark(sender, next(ids), marks)
     began_s, cpu_s, count = clock.monotonic_s(), _cpu_s(), 0
-    while clock.monotonic_s() - began_s < seconds:
+    while not count or clock.monotonic_s() - began_s < seconds:
         sender.send(_renamed(pool[count % POOL], next(ids)))
         count += 1
     sender.wait_settled(60.0)

@@ -10,11 +10,16 @@ import msgspec
 from trainer_bridge.codec import decode_frames
 from trainer_bridge.dead_letters import FILE as LETTERS
 from trainer_bridge.dead_letters import DeadLetter, read_letters
-from trainer_bridge.errors import ProtocolError
-from trainer_bridge.segment_log import segment_paths
+from trainer_bridge.errors import ProtocolError, SpoolError
 from trainer_bridge.seqset import SeqSet
-from trainer_bridge.state_file import CursorFile, ProducerFile, load
+from trainer_bridge.session.watermark import Watermark
+from trainer_bridge.state_file import CursorFile, ProducerFile, TrimmedFile, load
 from trainer_bridge.stored import find_segments, scan_segments
+from trainer_bridge.trimmed import FILE as TRIMMED
+from trainer_bridge.trimmed import entries_of, messages_of, rollouts_in
+
+TRIES = 8
+"""A running receiver may delete a segment while it is read."""
 
 
 class Entry(NamedTuple):
@@ -41,6 +46,13 @@ class Book(msgspec.Struct, kw_only=True):
     """Positions that are settled (spool) or committed (store)."""
     dropped: dict[int, str] = {}
     """Store: of the committed positions, those that were dropped -> reason."""
+    trimmed: int = 0
+    """Store: records up to this one were deleted, all of them committed."""
+    trimmed_messages: Watermark = msgspec.field(default_factory=Watermark)
+    trimmed_rollouts: list[tuple[bytes, int]] = []
+    """(rollout id, attempt) of the latest of them."""
+    trimmed_drops: dict[str, int] = {}
+    """How many of them were dropped, by reason."""
     letters: tuple[DeadLetter, ...] = ()
     last: int = 0
     """Highest position that ever was, as far as the files tell."""
@@ -79,6 +91,22 @@ def read_books(path: Path) -> list[Book]:
 
 
 def _read(path: Path, *, loose: bool) -> Book:
+    for _ in range(TRIES):
+        before = None if loose else load(path / TRIMMED, TrimmedFile)
+        try:
+            book = _read_once(path, loose=loose)
+        except SpoolError:
+            if loose or load(path / TRIMMED, TrimmedFile) == before:
+                raise
+            continue  # a running receiver has deleted a segment meanwhile
+        if loose or load(path / TRIMMED, TrimmedFile) == before:
+            if before is not None:
+                _note_trimmed(book, before)
+            return book
+    raise SpoolError(f"{path}: a running receiver deletes segments faster than they are read; try again")
+
+
+def _read_once(path: Path, *, loose: bool) -> Book:
     book = Book(path=path, producer=None, loose=loose)
     if not loose:
         identity = load(path / "producer.json", ProducerFile)
@@ -100,16 +128,24 @@ def _read(path: Path, *, loose: bool) -> Book:
     return book
 
 
+def _note_trimmed(book: Book, file: TrimmedFile) -> None:
+    book.trimmed = file.upto
+    book.trimmed_messages = messages_of(book.path, file)
+    book.trimmed_rollouts = list(rollouts_in(entries_of(book.path, file)))
+    book.trimmed_drops = file.dropped
+    # A crash may have come between the note that they are gone and their end; the next start deletes them.
+    book.entries = [entry for entry in book.entries if entry.position > file.upto]
+    if book.last < file.upto:
+        book.faults.append(
+            f"{book.path}: records up to {file.upto} were deleted, and the last record is {book.last}: "
+            "segments are missing"
+        )
+
+
 def _read_segments(book: Book) -> None:
-    expected: int | None = None
-    last_path = book.path if book.loose else segment_paths(book.path)[-1]
-    for segment, fault, rest in scan_segments(book.path):
-        if expected is not None and segment.first != expected:
-            book.faults.append(f"{segment.path}: begins with record {segment.first}, not {expected}")
-        if fault.endswith("cut off") and segment.path == last_path:
-            book.torn.append(f"{segment.path}: {fault} ({rest} bytes)")
-        elif fault:
-            book.faults.append(f"{segment.path}: {fault} ({rest} bytes from there on are not readable)")
+    for segment, faults, torn in scan_segments(book.path):
+        book.faults += faults
+        book.torn += [torn] if torn else []
         for record in segment.records():
             try:
                 data = decode_frames(record.frames)
@@ -123,4 +159,3 @@ def _read_segments(book: Book) -> None:
             book.samples += len(data.samples)
             book.tokens += sum(len(sample) for sample in data.samples)
         book.last = max(book.last, segment.last)
-        expected = segment.last + 1

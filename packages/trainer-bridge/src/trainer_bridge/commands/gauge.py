@@ -12,7 +12,7 @@ from trainer_bridge.observer import Seen
 WINDOW_S = 10.0
 """Rates are means over about so long."""
 
-PRODUCER_COLUMNS = ("producer", "state", "queued", "credit", "unsettled", "lag s")
+PRODUCER_COLUMNS = ("producer", "id", "state", "queued", "credit", "unsettled", "lag s")
 
 
 class Gauge:
@@ -99,12 +99,13 @@ class Gauge:
         ]
 
     def producer_rows(self) -> list[tuple[str, ...]]:
-        """Rows of `PRODUCER_COLUMNS`."""
+        """Rows of `PRODUCER_COLUMNS`; `id` is what samples show as their producer."""
         if self.status is None:
             return []
         return [
             (
                 plain(name),
+                producer.hex()[:8],
                 presence,
                 str(queued),
                 str(credit),

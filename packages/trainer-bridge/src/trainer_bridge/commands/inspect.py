@@ -78,7 +78,7 @@ def _frames_beside(path: Path, stem: str) -> list[bytes]:
 def _records(path: Path, record: int | None, limit: int) -> Iterator[Shown]:
     shown = seen = 0
     found = False
-    for segment, fault, rest in scan_segments(path):
+    for segment, faults, torn in scan_segments(path):
         if record is None:
             line = f"{segment.path}: records {segment.first} to {segment.last}, {segment.size} bytes"
             event: dict[str, object] = {
@@ -97,8 +97,7 @@ def _records(path: Path, record: int | None, limit: int) -> Iterator[Shown]:
             elif record is None and shown < limit:
                 shown += 1
                 yield summary_of(each.seq, each.frames)
-        if fault:
-            text = f"{segment.path}: {fault}; {rest} bytes from there on are not readable"
+        for text in (*faults, *([torn] if torn else [])):
             yield [f"DAMAGED {text}"], {"event": "damaged", "text": text}, True
     if record is not None and not found:
         raise SpoolError(f"{path} has no readable record {record}; without --record all are listed")

@@ -15,6 +15,8 @@ from types import FrameType
 
 from token_tracking.sample import Sample
 
+from trainer_bridge.errors import BridgeError
+
 Value = object
 
 COLUMNS = ("time", "producer", "task", "rollout", "part", "tokens", "trained", "reward", "status", "source")
@@ -23,10 +25,24 @@ _LESS_TELLING = ("source", "producer", "rollout", "status", "part")
 """Columns that go first where there is no room for all."""
 
 
+class OutputError(BridgeError, OSError):
+    """Stdout does not take what is to be said."""
+
+
 def write_line(text: str) -> None:
-    """One line to stdout, out at once, so that a reader at the other end of a pipe sees it."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """One line to stdout, out at once, so that a reader at the other end of a pipe sees it.
+
+    Raises:
+        BrokenPipeError: the reader is gone.
+        OutputError: what stdout leads to takes no more, as a full disk.
+    """
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"the output cannot be written: {error.strerror or error}") from error
 
 
 def write_json(event: Mapping[str, Value]) -> None:
@@ -41,12 +57,15 @@ def reader_is_gone() -> bool:
     return any(flags & (select.POLLERR | select.POLLHUP) for _, flags in poller.poll(0))
 
 
-def sample_event(sample: Sample, *, producer: str, sequence: int, created_ns: int) -> dict[str, Value]:
+def sample_event(
+    sample: Sample, *, producer: str, producer_id: str, sequence: int, created_ns: int
+) -> dict[str, Value]:
     """A sample as a JSON object: what it is, not its tokens."""
     return {
         "event": "sample",
         "time_ns": created_ns,
         "producer": producer,
+        "producer_id": producer_id,
         "sequence": sequence,
         "rollout_id": sample.rollout_id,
         "group_id": sample.group_id,

@@ -8,9 +8,11 @@ from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
+from trainer_bridge.address import to_connect
 from trainer_bridge.clock import SystemClock
 from trainer_bridge.commands.output import (
     COLUMNS,
+    plain,
     reader_is_gone,
     row,
     sample_cells,
@@ -24,7 +26,7 @@ from trainer_bridge.keys import CurveKeys
 from trainer_bridge.lease import Lease
 from trainer_bridge.prometheus import PrometheusExporter
 from trainer_bridge.receiver import SampleReceiver
-from trainer_bridge.receiver_loop import ReceiverEvent
+from trainer_bridge.receiver_events import ReceiverEvent
 from trainer_bridge.stats import ReceiverStats
 
 POLL_S = 0.2
@@ -70,7 +72,7 @@ def receive(
             elif reader_is_gone():
                 raise BrokenPipeError("nobody reads the output any more")
             while events:
-                sys.stderr.write(f"trainer-bridge: {events.popleft().text}\n")
+                sys.stderr.write(f"trainer-bridge: {plain(events.popleft().text)}\n")
                 sys.stderr.flush()
         _drain(receiver, as_json=as_json)
         receiver.close()
@@ -85,7 +87,8 @@ def _begin(address: str, metrics: str, *, as_json: bool) -> None:
     else:
         if metrics:
             write_line(f"metrics at {metrics}")
-        write_line(f"listening on {address}  (Ctrl-C ends; `trainer-bridge tail {address}` looks on)")
+        there = to_connect(address)
+        write_line(f"listening on {address}  (Ctrl-C ends; `trainer-bridge tail {there}` looks on)")
         write_line(row(COLUMNS))
 
 
@@ -103,7 +106,11 @@ def _show(lease: Lease, *, as_json: bool) -> None:
     for sample in lease.samples:
         if as_json:
             event = sample_event(
-                sample, producer=lease.producer_name, sequence=lease.sequence, created_ns=lease.created_ns
+                sample,
+                producer=lease.producer_name,
+                producer_id=lease.producer,
+                sequence=lease.sequence,
+                created_ns=lease.created_ns,
             )
             write_json({**event, "restored": lease.restored})
         else:

@@ -10,12 +10,13 @@ from typing import Any, cast
 import msgspec
 from token_tracking.sample import Sample
 
+from trainer_bridge.bundle import split
 from trainer_bridge.codec import Frames, decode_data
 from trainer_bridge.commands.output import plain
 from trainer_bridge.dead_letters import DeadLetter
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.head import decode_head
-from trainer_bridge.messages import DataHead, Message
+from trainer_bridge.messages import Bundle, DataHead, Message
 from trainer_bridge.payload import Array, Buffer
 
 FIRST = 8
@@ -91,6 +92,8 @@ def show_frames(frames: Sequence[Buffer]) -> Shown:
     if isinstance(head, DataHead):
         lines += _table(head)
         fault = _add_samples(head, frames, lines, event)
+    elif isinstance(head, Bundle):
+        fault = _add_items(head, frames, lines, event)
     elif len(frames) != 1:
         fault = f"{ErrorCode.WRONG_FRAME_COUNT.name.lower()}: {len(frames)} frames, 1 is right"
     if fault:
@@ -112,6 +115,19 @@ def _add_samples(head: DataHead, frames: Sequence[Buffer], lines: list[str], eve
     event["tokens"] = [len(sample) for sample in samples]
     event["first_tokens"] = [sample.token_ids[:FIRST].tolist() for sample in samples]
     return ""
+
+
+def _add_items(head: Bundle, frames: Sequence[Buffer], lines: list[str], event: dict[str, object]) -> str:
+    """One line for each message of a bundle; returns what is wrong with it, or with one of them."""
+    try:
+        pairs = enumerate(split(head, frames), 1)
+        items = [summary_of(number, Frames(bytes(first), second)) for number, (first, second) in pairs]
+    except ProtocolError as error:
+        return str(error)
+    lines += [f"  {line}" for text, _, _ in items for line in text]
+    event["items"] = [item for _, item, _ in items]
+    damaged = sum(fault for _, _, fault in items)
+    return f"{damaged} of its {len(items)} messages" if damaged else ""
 
 
 def _fields(head: Message) -> list[tuple[str, str]]:

@@ -113,6 +113,7 @@ class _Lines:
                     sample_event(
                         sample,
                         producer=seen.producer[:8],
+                        producer_id=seen.producer,
                         sequence=seen.sequence,
                         created_ns=seen.created_ns,
                     )
@@ -170,7 +171,7 @@ def _live_table(address: str, gauge: Gauge) -> Generator[View]:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in PRODUCER_COLUMNS:
             table.add_column(
-                column, justify="left" if column in ("producer", "state") else "right", no_wrap=True
+                column, justify="left" if column in ("producer", "id", "state") else "right", no_wrap=True
             )
         for cells in gauge.producer_rows()[:PRODUCERS_SHOWN]:
             table.add_row(*map(Text, cells))

@@ -10,7 +10,8 @@ from trainer_bridge.session.handshake import negotiate
 from trainer_bridge.session.observer import ObserverSession
 from trainer_bridge.session.peers import Accepted, Identity
 from trainer_bridge.session.receiver import ReceiverSession
-from trainer_bridge.session.sender import SenderSession, Stream
+from trainer_bridge.session.sender import SenderSession
+from trainer_bridge.session.streams import Stream
 
 __all__ = [
     "Accepted",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Literal
 
 from trainer_bridge.config import Timing
 from trainer_bridge.control import ControlView
-from trainer_bridge.errors import ErrorCode
+from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.messages import (
     MINOR,
+    Bundle,
     Bye,
     Control,
     DataHead,
@@ -20,7 +22,8 @@ from trainer_bridge.messages import (
     Role,
     Welcome,
 )
-from trainer_bridge.session.handshake import FEATURES, SCHEMAS
+from trainer_bridge.session.handshake import FEATURES, GREETINGS_BEFORE_REFUSAL, SCHEMAS
+from trainer_bridge.session.refusal_kinds import kind_of_refusal
 
 State = Literal["down", "greeting", "open", "refused", "ended"]
 
@@ -45,6 +48,11 @@ class GuestSession:
         """The receiver's words at its end, if the state is `ended`."""
         self.control = ControlView()
         self.session = 0
+        self.unreadable = 0
+        """Messages of the receiver that could not be read."""
+        self.quarantine = ""
+        """Why the receiver leaves this peer unread for now, for people. Empty: it has not said so."""
+        self._greetings_lost = 0
         self._out: deque[Message] = deque()
         self._heard_s = 0.0
         self._spoke_s = 0.0
@@ -69,12 +77,15 @@ class GuestSession:
         if isinstance(message, Error):
             self._on_error(message, now_s)
             return
-        if isinstance(message, DataHead) or message.session != self.session:
+        if isinstance(message, DataHead | Bundle) or message.session != self.session:
             return
         self._heard_s = now_s
         if isinstance(message, Welcome) and self.state == "greeting":
             self.state = "open"
-            self._opened()
+            self.quarantine = ""
+            self._greetings_lost = 0
+            self.control.meet(message.receiver)
+            self._opened(message)
         elif isinstance(message, Control):
             self.control.apply(message)
         elif isinstance(message, Bye):
@@ -82,6 +93,21 @@ class GuestSession:
             self.farewell = message.reason
         else:
             self._take(message)
+
+    def on_garbage(self, error: ProtocolError, now_s: float, *, is_data: bool = False) -> None:
+        """A message cannot be read: it was damaged, or the peer speaks something else.
+
+        Args:
+            error: what is wrong with it.
+            now_s: the instant.
+            is_data: it has a payload, and so was on its way before HELLO, and is no answer to that.
+        """
+        self.unreadable += 1
+        if self.state == "greeting" and not is_data:
+            text = f"the peer's answer to HELLO cannot be read: {error.detail}"
+            self._greet_again(Error(self.session, error.code, text))
+        elif self.state == "open":
+            self._misunderstood(Error(self.session, error.code, error.detail), now_s)
 
     def tick(self, now_s: float) -> bool:
         """Let time pass. False: the receiver was silent for too long."""
@@ -109,7 +135,7 @@ class GuestSession:
 
     # -- each role's own
 
-    def _opened(self) -> None:
+    def _opened(self, welcome: Welcome) -> None:
         """WELCOME came."""
 
     def _take(self, message: Message) -> None:
@@ -118,15 +144,36 @@ class GuestSession:
     def _beat(self) -> None:
         """A heartbeat goes out."""
 
+    def _misunderstood(self, error: Error, now_s: float) -> None:
+        """A message of either side was damaged on its way. What matters is said again with a heartbeat."""
+
     # -- inside
 
     def _on_error(self, message: Error, now_s: float) -> None:
         if message.code == ErrorCode.NO_SESSION:
             if self.state == "open":
                 self.connected(now_s)
-        elif message.session in (0, self.session):
-            self.state = "refused"
-            self.refusal = message
+        elif message.session not in (0, self.session):
+            return
+        elif message.code == ErrorCode.QUARANTINED:
+            self.quarantine = message.text  # it ends; what matters is said again until then
+        elif kind_of_refusal(message.code) == "session":
+            self._refused(message)
+        elif self.state == "greeting":
+            self._greet_again(message)
+        elif self.state == "open":
+            self._misunderstood(message, now_s)
+
+    def _refused(self, refusal: Error) -> None:
+        self.state = "refused"
+        self.refusal = refusal
+
+    def _greet_again(self, refusal: Error) -> None:
+        self._greetings_lost += 1
+        if self._greetings_lost >= GREETINGS_BEFORE_REFUSAL:
+            self._refused(refusal)
+        else:
+            self._spoke_s = -math.inf  # at the next tick
 
     def _greet(self, now_s: float) -> None:
         self.state = "greeting"

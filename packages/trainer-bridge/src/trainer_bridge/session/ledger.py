@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from trainer_bridge.codec import Data
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.messages import DataHead, Hello
 from trainer_bridge.rollouts import RolloutIndex
-from trainer_bridge.session.peers import Accepted, Identity, Producer, StreamState
+from trainer_bridge.seqset import SeqSet
+from trainer_bridge.session.peers import Accepted, Identity, Presence, Producer, StreamState
 from trainer_bridge.session.watermark import Watermark
 
 MAX_GAPS = 1 << 16
 """Holes in one epoch's sequence; a peer that makes more of them is broken or hostile."""
-MAX_EPOCHS = 4096
-"""Epochs of one producer that a HELLO may name."""
+STRANGERS = 256
+"""Producers that are gone and never sent anything: so many are remembered, for people to see."""
 
 
 class Ledger:
@@ -25,14 +27,20 @@ class Ledger:
 
     Args:
         remember_rollouts: see `ReceiverConfig`.
+        max_producers: see `ReceiverConfig`.
     """
 
-    def __init__(self, remember_rollouts: int) -> None:
+    def __init__(self, remember_rollouts: int, max_producers: int) -> None:
         self.producers: dict[bytes, Producer] = {}
+        self._max_producers = max_producers
+        self._strangers: dict[bytes, None] = {}
+        """Producers that are gone and never sent anything, the latest last."""
         self.rollouts = RolloutIndex(remember_rollouts)
         self.done = Watermark()
         """What the consumer is done with: ahead of `committed` while that waits for the disk or for a
         checkpoint; behind it after a return to an earlier checkpoint."""
+        self.dropped = Watermark()
+        """Of `done`: what ended since the start without being trained on. No checkpoint changes that."""
         self._expected = Watermark()
         """`done` of a checkpoint that was loaded: what lies below it must be there."""
         self.unavailable = 0
@@ -49,9 +57,13 @@ class Ledger:
         Raises:
             ProtocolError: a later process has opened the same identity, or the HELLO is not valid.
         """
-        if not 1 <= len(hello.streams) <= MAX_EPOCHS:
+        if not hello.streams:
+            raise ProtocolError(ErrorCode.BAD_BODY, "HELLO of a producer names no epoch")
+        if hello.peer not in self.producers and len(self.producers) >= self._max_producers:
             raise ProtocolError(
-                ErrorCode.BAD_BODY, f"HELLO names {len(hello.streams)} epochs, 1 to {MAX_EPOCHS} may be"
+                ErrorCode.TOO_MANY_PRODUCERS,
+                f"{len(self.producers)} producers are known already, and no more are taken (max_producers): "
+                "give workers a spool, and they keep their identity when they are started again",
             )
         producer = self.producers.setdefault(hello.peer, Producer(hello.peer, hello.name))
         if hello.epoch < producer.epoch:
@@ -60,6 +72,7 @@ class Ledger:
                 f"epoch {hello.epoch} of producer {hello.name} is over, epoch {producer.epoch} has been "
                 "here: another process has opened the same spool since",
             )
+        self._strangers.pop(hello.peer, None)
         producer.name = hello.name
         producer.epoch = hello.epoch
         # What HELLO does not name is settled: epochs that are over, and everything below `first` of the
@@ -71,6 +84,16 @@ class Ledger:
             for level in (state.received, state.stored, state.committed):
                 level.raise_to(first - 1)
         return producer
+
+    def disconnect(self, producer: Producer, presence: Presence) -> None:
+        """Its connection is gone."""
+        producer.presence = presence
+        producer.peer = None
+        if not producer.kept:
+            self._strangers[producer.id] = None
+            if len(self._strangers) > STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest], self.producers[oldest]
 
     def is_new(self, producer: Producer, head: DataHead) -> bool:
         """False: the message is a repetition, which is counted.
@@ -97,6 +120,7 @@ class Ledger:
         head = data.head
         identity = Identity(head.producer, head.epoch, head.sequence)
         producer = self.producers[head.producer]
+        producer.kept = True
         producer.stream(head.epoch).received.add(head.sequence)
         verdict = self.rollouts.judge(head.rollout_id, head.attempt)
         if verdict == "new":
@@ -114,10 +138,11 @@ class Ledger:
             if owner is not None:
                 self._follow(identity, owner)
                 return None
+        self.dropped.add(identity)
         self._finish(identity)
         return None
 
-    def restore(self, head: DataHead, *, committed: bool, nbytes: int) -> Identity:
+    def restore(self, head: DataHead, *, committed: bool, nbytes: int, trained: bool = True) -> Identity:
         """Take in a message that the store held at the start; in the order in which they were stored."""
         identity = Identity(head.producer, head.epoch, head.sequence)
         producer = self._producer(head.producer)
@@ -128,10 +153,34 @@ class Ledger:
         self.rollouts.take(head.rollout_id, head.attempt)
         if committed:
             stream.committed.add(head.sequence)
-            self.resolve(identity, head.rollout_id, head.attempt)
+            self.rollouts.finish(head.rollout_id, head.attempt, trained=trained)
+            self.done.add(identity)
         else:
             self._enqueue(producer, identity, head.rollout_id, nbytes)
         return identity
+
+    def restore_trimmed(self, done: Watermark, rollouts: Iterable[tuple[bytes, int]]) -> None:
+        """Take in what the store knows of records that it has deleted; comes before `restore`."""
+        for rollout_id, attempt in rollouts:
+            self.rollouts.take(rollout_id, attempt)
+            self.rollouts.finish(rollout_id, attempt, trained=True)
+        for producer_id, epoch, seqs in done.items():
+            producer = self._producer(producer_id)
+            producer.epoch = max(producer.epoch, epoch)
+            stream = producer.stream(epoch)
+            for level in (stream.received, stream.stored, stream.committed):
+                level.update(seqs)
+        self.done.update(done)
+
+    def give_up(self, trimmed: Watermark) -> list[tuple[bytes, int, SeqSet]]:
+        """After `load`: messages that the checkpoint lacks and whose records were deleted.
+
+        They are counted, and over: the next checkpoint holds them. Returns (producer, epoch, numbers).
+        """
+        lost = self.done.lacks(trimmed)
+        self.unavailable += sum(seqs.count(1, seqs.highest) for _, _, seqs in lost)
+        self.done.update(trimmed)
+        return lost
 
     def reopen(self, head: DataHead, nbytes: int) -> Identity:
         """Deliver a committed message again: the trainer went back to a checkpoint before it."""
@@ -139,18 +188,29 @@ class Ledger:
         self._enqueue(self._producer(head.producer), identity, head.rollout_id, nbytes)
         return identity
 
-    def load(self, done: Watermark, rollouts: Iterable[tuple[bytes, int]]) -> None:
-        """Go on from a checkpoint: what it holds was committed, whatever was known here."""
+    def load(
+        self, done: Watermark, rollouts: Iterable[tuple[bytes, int]], dropped: AbstractSet[bytes]
+    ) -> None:
+        """Go on from a checkpoint: what it holds was committed, whatever was known here.
+
+        What was dropped here before stays dropped: its sender may have been told.
+
+        Args:
+            done: what the checkpoint holds; it is kept, and changed.
+            rollouts: (rollout id, attempt) of the latest of it.
+            dropped: those of `rollouts` that were dropped.
+        """
         self.rollouts.restart()
         for rollout_id, attempt in rollouts:
             if self.rollouts.judge(rollout_id, attempt) == "new":
                 self.rollouts.take(rollout_id, attempt)
-            self.rollouts.finish(rollout_id, attempt)
+            self.rollouts.finish(rollout_id, attempt, trained=rollout_id not in dropped)
         for producer_id, epoch, seqs in done.items():
             stream = self._producer(producer_id).stream(epoch)
             for level in (stream.received, stream.stored, stream.committed):
                 level.update(seqs)
             self._expected.put(producer_id, epoch, seqs)
+        done.update(self.dropped)
         self.done = done
 
     def mark_taken(self, identity: Identity, nbytes: int) -> None:
@@ -165,11 +225,17 @@ class Ledger:
         producer.queued += 1
         producer.queued_bytes += nbytes
 
-    def resolve(self, identity: Identity, rollout_id: bytes, attempt: int) -> None:
+    def resolve(self, identity: Identity, rollout_id: bytes, attempt: int, *, trained: bool) -> None:
         """The consumer is done with a message; its commit may still wait for a disk or a checkpoint."""
-        self.rollouts.finish(rollout_id, attempt)
+        self.rollouts.finish(rollout_id, attempt, trained=trained)
         for each in (identity, *self._followers.get(identity, ())):
             self.done.add(each)
+            if not trained:
+                self.dropped.add(each)
+
+    def latest_of(self, rollout_id: bytes) -> Identity | None:
+        """The message of the latest attempt of a rollout that is here. None: it is committed, or unknown."""
+        return self._owners.get(rollout_id)
 
     def mark_stored(self, identity: Identity) -> set[bytes]:
         """The message is on the store's disk; returns the producers that are to be told."""
@@ -204,15 +270,21 @@ class Ledger:
             self._stream(identity).stored.add(identity.sequence)
         if owner in self.done:
             self.done.add(identity)
+        if owner in self.dropped:
+            self.dropped.add(identity)
 
     def _finish(self, identity: Identity) -> None:
         stream = self._stream(identity)
         stream.stored.add(identity.sequence)
-        stream.committed.add(identity.sequence)
+        if stream.committed.add(identity.sequence):
+            self.producers[identity.producer].settle_one()
         self.done.add(identity)
 
     def _producer(self, producer_id: bytes) -> Producer:
-        return self.producers.setdefault(producer_id, Producer(producer_id, producer_id.hex()[:8]))
+        producer = self.producers.setdefault(producer_id, Producer(producer_id, producer_id.hex()[:8]))
+        producer.kept = True
+        self._strangers.pop(producer_id, None)
+        return producer
 
     def _forgotten_below(self, first: int, producer_id: bytes, epoch: int) -> int:
         """Numbers below `first` that the loaded checkpoint lacks and that are not here either."""

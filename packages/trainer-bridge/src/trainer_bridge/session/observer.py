@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer_bridge.config import Timing
-from trainer_bridge.messages import Credit, Message, Status
+from trainer_bridge.messages import Credit, Message, Status, Welcome
 from trainer_bridge.session.guest import GuestSession
 
 COPIES_AHEAD = 64
@@ -32,7 +32,7 @@ class ObserverSession(GuestSession):
         if self._granted - self._seen <= COPIES_AHEAD // 2:
             self._grant()
 
-    def _opened(self) -> None:
+    def _opened(self, welcome: Welcome) -> None:
         self._seen = 0
         self._grant()
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from trainer_bridge.codec import Data
-from trainer_bridge.messages import Levels, Role
+from trainer_bridge.messages import Levels, Report, Role
 from trainer_bridge.seqset import SeqSet
 
 Presence = Literal["connected", "finished", "lost", "away"]
@@ -60,8 +60,12 @@ class Producer(msgspec.Struct):
     queued_bytes: int = 0
     highest_limit: int = 0
     """The largest sequence limit it was ever told: what lies above was never allowed."""
+    kept: bool = False
+    """A message of it arrived, or is known from the store or a checkpoint: it must not be forgotten."""
+    crowded_s: float | None = None
+    """Since when it says that it has a message which it does not send. None: it does not."""
     reported_unsettled: int = 0
-    """Messages it says are not settled yet."""
+    """Messages it says are not settled yet; once it has finished, less what was committed since."""
 
     def stream(self, epoch: int) -> StreamState:
         """The state of one epoch, made when it is first met."""
@@ -69,6 +73,25 @@ class Producer(msgspec.Struct):
         if state is None:
             state = self.streams[epoch] = StreamState()
         return state
+
+    @property
+    def account(self) -> str:
+        """What its messages brought, for people."""
+        words = f"{self.messages} rollouts were new, {self.doubled} were here already"
+        return f"{words}, {self.fenced} of an attempt that was replaced" if self.fenced else words
+
+    def report(self, message: Report, now_s: float) -> None:
+        """Take in what it says of itself."""
+        self.reported_unsettled = message.unsettled
+        if message.last_sequence <= self.highest:
+            self.crowded_s = None
+        elif self.crowded_s is None:
+            self.crowded_s = now_s
+
+    def settle_one(self) -> None:
+        """A message was committed; one that has finished does not report that any more."""
+        if self.presence == "finished":
+            self.reported_unsettled = max(self.reported_unsettled - 1, 0)
 
     def levels(self) -> tuple[Levels, ...]:
         """Everything known, as it stands in ACK and WELCOME."""
@@ -96,6 +119,8 @@ class Peer(msgspec.Struct):
     """Its ACK must go out now."""
     ack_by_s: float | None = None
     """Its ACK has news that may wait until then for more. None: no such news."""
+    unsaid: int = 0
+    """News since its last ACK: messages that came, were stored, or committed."""
     credit_due: bool = False
     """Something that its CREDIT says has changed."""
     sequence_limit: int = 0

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from trainer_bridge.codec import Data
 from trainer_bridge.config import ReceiverConfig
 from trainer_bridge.control import ControlBoard
 from trainer_bridge.errors import ErrorCode, ProtocolError
-from trainer_bridge.messages import (
-    Ack,
-    Ask,
-    Bye,
-    Credit,
-    DataHead,
-    Done,
-    Error,
-    Hello,
-    Message,
-    Ready,
-    Report,
-    Welcome,
-)
-from trainer_bridge.session.handshake import negotiate
+from trainer_bridge.messages import Ack, Bye, Credit, DataHead, Error, Hello, Message, Report
+from trainer_bridge.rank_messages import Ask, Done, Ready
+from trainer_bridge.session.allotment import Allotment
+from trainer_bridge.session.handshake import negotiate, welcome
 from trainer_bridge.session.ledger import Ledger
 from trainer_bridge.session.peers import Accepted, Identity, Peer, Presence, Producer
+from trainer_bridge.session.refusals import Refusals
 from trainer_bridge.session.steps import StepTable
 
 ACK_DELAY_S = 0.005
-"""News of what was stored and committed waits so long for more. RECEIVED frees the window and does not."""
-
-REFUSALS_KEPT = 64
-"""Names of refused peers that are kept: they choose them, so there must be an end."""
+"""An ACK waits so long for more to say."""
+ACK_EVERY = 8
+"""So much news is worth an ACK at once: neither a full window nor a step's commit waits for the delay."""
 
 
 class ReceiverSession:
@@ -40,13 +29,21 @@ class ReceiverSession:
     Args:
         receiver: 16 bytes, fresh for this start.
         board: the control state that all peers are told.
+        admit: raises ProtocolError for a HELLO that the named key must not say. None: everyone may.
     """
 
-    def __init__(self, *, receiver: bytes, config: ReceiverConfig, board: ControlBoard) -> None:
+    def __init__(
+        self,
+        *,
+        receiver: bytes,
+        config: ReceiverConfig,
+        board: ControlBoard,
+        admit: Callable[[Hello, str], None] | None = None,
+    ) -> None:
         self._receiver = receiver
         self._config = config
         self._board = board
-        self.ledger = Ledger(config.remember_rollouts)
+        self.ledger = Ledger(config.remember_rollouts, config.max_producers)
         self.steps = StepTable()
         self.peers: dict[bytes, Peer] = {}
         self.rejected: dict[int, int] = {}
@@ -55,21 +52,23 @@ class ReceiverSession:
         """Messages left unread because their producer was never given credit for them."""
         self.skipped_copies = 0
         """Copies that an observer did not get because it was too slow."""
-        self.refusals: dict[str, str] = {}
-        """Peers that were refused at HELLO, and have not been welcomed since: name -> why."""
+        self.refusals = Refusals()
         self.status_due: list[bytes] = []
         """Observers that are to be told how the receiver stands."""
         self.has_news = False
         """A producer must hear of new credit now, not at the next heartbeat."""
-        self._share: int | None = None
+        self.beyond_queue = 0
+        """Rollouts that came beyond the queue of their producer: the consumer waited for groups."""
+        self.allotment = Allotment(queue_messages=config.queue_messages, queue_bytes=config.queue_bytes)
+        self._admit = admit
         self._out: list[tuple[bytes, Message]] = []
 
     # -- the transport says
 
-    def on_message(self, peer_id: bytes, message: Message, now_s: float) -> None:
-        """Take in anything but DATA."""
+    def on_message(self, peer_id: bytes, message: Message, now_s: float, user: str = "") -> None:
+        """Take in anything but DATA; `user` is the name of the key it came under."""
         if isinstance(message, Hello):
-            self._on_hello(peer_id, message, now_s)
+            self._on_hello(peer_id, message, user, now_s)
             return
         peer = self.peers.get(peer_id)
         if peer is None:
@@ -82,9 +81,10 @@ class ReceiverSession:
                 self.steps.on_message(peer_id, peer.id, message)
         elif isinstance(message, Bye) and message.session == peer.session:
             self._forget(peer_id, peer, "finished")
-            self._out.append((peer_id, Bye(peer.session, "bye")))
+            words = self.ledger.producers[peer.id].account if peer.role == "producer" else "bye"
+            self._out.append((peer_id, Bye(peer.session, words)))
         elif isinstance(message, Report) and peer.role == "producer":
-            self.ledger.producers[peer.id].reported_unsettled = message.unsettled
+            self.ledger.producers[peer.id].report(message, now_s)
         elif isinstance(message, Credit) and peer.role == "observer" and message.session == peer.session:
             peer.copy_limit = min(message.sequence_limit, peer.copies + self._config.observer_copies)
 
@@ -105,12 +105,19 @@ class ReceiverSession:
             # Not refused: a message that is refused again and again is dropped, and this one may be good.
             self.beyond_credit += 1
             return False
-        peer.ack_due = True
+        peer.unsaid += 1
+        if peer.unsaid >= ACK_EVERY:
+            peer.ack_due = True
+        elif peer.ack_by_s is None:
+            peer.ack_by_s = now_s + ACK_DELAY_S
         return self.ledger.is_new(self.ledger.producers[peer.id], head)
 
     def accept(self, data: Data, nbytes: int) -> Accepted | None:
         """A new message decoded well. None: its rollout is here already, there is nothing to deliver."""
-        return self.ledger.accept(data, nbytes)
+        beyond = self.allotment.is_beyond(self.ledger.producers[data.head.producer])
+        accepted = self.ledger.accept(data, nbytes)
+        self.beyond_queue += beyond and accepted is not None
+        return accepted
 
     def reject(self, peer_id: bytes, head: DataHead | None, error: ProtocolError) -> None:
         """A message is not valid: count it and tell its sender which one."""
@@ -166,21 +173,20 @@ class ReceiverSession:
         """The consumer gave a message back: it takes a place of the queue again."""
         self.ledger.mark_returned(identity, nbytes)
 
-    def limit(self, places: int | None) -> None:
+    def limit(self, places: int | None, *, starved: bool = False) -> None:
         """Bound how much may be on its way, over all producers together.
 
-        The staleness allowance is such a bound, so that backpressure and staleness are one number. Places
-        are shared evenly, rounded up, so that at most one per producer is given too many.
+        The staleness allowance is such a bound, so that backpressure and staleness are one number.
 
         Args:
             places: rollouts that may still be sent. None: only each producer's own queue bounds it.
+            starved: the consumer waits for groups that are not complete, so that full queues must get room.
         """
-        if places is None and self._share is None:
+        if places is None and not starved and self.allotment.is_plain:
             return
         producers = [peer for peer in self.peers.values() if peer.role == "producer"]
-        share = None if places is None else -(-places // max(len(producers), 1))
-        if share != self._share:
-            self._share = share
+        known = [self.ledger.producers[peer.id] for peer in producers]
+        if self.allotment.set(places, known, starved=starved):
             for peer in producers:
                 self._note_credit(peer)
 
@@ -188,12 +194,19 @@ class ReceiverSession:
         """True: the producer is connected and may send something new."""
         return self.credit_left(producer) > 0
 
+    def is_crowded(self, producer: Producer, now_s: float) -> bool:
+        """True: it has credit and a message to send, and does not: it has no room for more itself."""
+        if producer.crowded_s is None or not self.has_credit(producer):
+            return False
+        # What it told of right before may be on its way.
+        return now_s - producer.crowded_s >= 2 * self._config.timing.heartbeat_s
+
     def credit_left(self, producer: Producer) -> int:
         """New messages that a producer may still send; 0 if it is not connected, or has no bytes left."""
         peer = self._peer_of(producer.id)
         if peer is None:
             return 0
-        credit = self._credit(peer)
+        credit = self.allotment.credit(producer, peer.session)
         return max(credit.sequence_limit - producer.highest, 0) if credit.byte_limit else 0
 
     def mark_stored(self, identity: Identity, now_s: float) -> None:
@@ -201,7 +214,7 @@ class ReceiverSession:
         self._ack_later(self.ledger.mark_stored(identity), now_s)
 
     def mark_committed(self, identity: Identity, now_s: float) -> bool:
-        """The consumer is done with the message for good. True: `next_due_s` has changed."""
+        """The consumer is done with the message for good. True: there is something to send, now or soon."""
         return self._ack_later(self.ledger.mark_committed(identity), now_s)
 
     @property
@@ -225,6 +238,7 @@ class ReceiverSession:
             if peer.ack_due or (peer.ack_by_s is not None and now_s >= peer.ack_by_s):
                 peer.ack_due = False
                 peer.ack_by_s = None
+                peer.unsaid = 0
                 self._out.append((peer_id, Ack(peer.session, self.ledger.producers[peer.id].levels())))
                 self._note_credit(peer)
             if peer.credit_due:
@@ -235,38 +249,36 @@ class ReceiverSession:
 
     # -- inside
 
-    def _on_hello(self, peer_id: bytes, hello: Hello, now_s: float) -> None:
+    def _on_hello(self, peer_id: bytes, hello: Hello, user: str, now_s: float) -> None:
         known = self.peers.get(peer_id)
         if known is not None and hello.session < known.session:
             return  # overtaken by a later one on the same connection
         try:
-            minor, schema, features = negotiate(hello)
+            agreed = negotiate(hello)
+            if self._admit is not None:
+                self._admit(hello, user)
             producer = self._claim(peer_id, hello) if hello.role == "producer" else None
         except ProtocolError as error:
-            if len(self.refusals) < REFUSALS_KEPT:
-                self.refusals[hello.name] = error.detail
+            self.rejected[error.code] = self.rejected.get(error.code, 0) + 1
+            self.refusals.add(hello, error)
             self._refuse(peer_id, hello.session, error.code, error.detail)
             return
-        self.refusals.pop(hello.name, None)
+        self.refusals.forgive(hello.name)
+        if known is not None and (known.role, known.id) != (hello.role, hello.peer):
+            self._forget(peer_id, known, "lost")  # it speaks for somebody else now
         peer = Peer(hello.session, hello.role, hello.peer, hello.name, heard_s=now_s, told_s=now_s)
         self.peers[peer_id] = peer
         if hello.role == "rank":
             self.steps.on_hello(peer_id, hello.peer, hello.session)
-        credit = Credit(peer.session, 0, 0) if producer is None else self._tell_credit(peer)
-        welcome = Welcome(
-            session=hello.session,
-            receiver=self._receiver,
-            minor=minor,
-            schema=schema,
-            features=features,
-            window=self._config.window,
-            max_payload=self._config.max_payload_bytes,
-            control_address="",
-            acks=producer.levels() if producer is not None else (),
-            sequence_limit=credit.sequence_limit,
-            byte_limit=credit.byte_limit,
+        if hello.role == "observer":
+            # Once it is welcome it sees what comes, also before its first CREDIT is here.
+            peer.copy_limit = self._config.observer_copies
+        credit = Credit(peer.session, peer.copy_limit, 0) if producer is None else self._tell_credit(peer)
+        acks = producer.levels() if producer is not None else ()
+        answer = welcome(
+            hello, agreed, receiver=self._receiver, config=self._config, acks=acks, credit=credit
         )
-        self._out += [(peer_id, welcome), (peer_id, self._board.state.message(peer.session))]
+        self._out += [(peer_id, answer), (peer_id, self._board.state.message(peer.session))]
 
     def _claim(self, peer_id: bytes, hello: Hello) -> Producer:
         """Give a producer id to the connection that asks for it; an older connection loses it."""
@@ -284,40 +296,23 @@ class ReceiverSession:
     def _forget(self, peer_id: bytes, peer: Peer, presence: Presence) -> None:
         if peer.role == "producer":
             producer = self.ledger.producers[peer.id]
-            producer.presence = presence
-            producer.peer = None
             self._out.append((peer_id, Ack(peer.session, producer.levels())))
+            self.ledger.disconnect(producer, presence)
         del self.peers[peer_id]
         if peer.role == "rank":
             self.steps.on_lost(peer_id)
 
-    def _credit(self, peer: Peer) -> Credit:
-        producer = self.ledger.producers[peer.id]
-        places = max(self._config.queue_messages - producer.queued, 0)
-        if self._share is not None:
-            places = min(places, self._share)
-        return Credit(
-            peer.session, producer.highest + places, max(self._config.queue_bytes - producer.queued_bytes, 0)
-        )
-
     def _note_credit(self, peer: Peer) -> None:
-        if not peer.credit_due and self._credit_moved(peer, self._credit(peer)):
-            peer.credit_due = self.has_news = True
-
-    def _credit_moved(self, peer: Peer, credit: Credit) -> bool:
-        """True: by a quarter of the queue, or to or from nothing; less than that waits for the heartbeat."""
-        moved = abs(credit.sequence_limit - peer.sequence_limit)
-        messages = moved * 4 >= self._config.queue_messages
-        if self._share is not None:  # it may be far smaller than the queue
-            messages = messages or (moved > 0 and moved * 4 >= self._share)
-        nbytes = abs(credit.byte_limit - peer.byte_limit) * 4 >= self._config.queue_bytes
-        return messages or nbytes or (credit.byte_limit == 0) != (peer.byte_limit == 0)
+        if not peer.credit_due:
+            credit = self.allotment.credit(self.ledger.producers[peer.id], peer.session)
+            if self.allotment.has_moved(peer, credit):
+                peer.credit_due = self.has_news = True
 
     def _tell_credit(self, peer: Peer) -> Credit:
-        credit = self._credit(peer)
+        producer = self.ledger.producers[peer.id]
+        credit = self.allotment.credit(producer, peer.session)
         peer.credit_due = False
         peer.sequence_limit, peer.byte_limit = credit.sequence_limit, credit.byte_limit
-        producer = self.ledger.producers[peer.id]
         producer.highest_limit = max(producer.highest_limit, credit.sequence_limit)
         return credit
 
@@ -329,7 +324,12 @@ class ReceiverSession:
         changed = False
         for producer_id in producer_ids:
             peer = self._peer_of(producer_id)
-            if peer is not None and peer.ack_by_s is None:
+            if peer is None:
+                continue
+            peer.unsaid += 1
+            if peer.unsaid == ACK_EVERY:
+                peer.ack_due = changed = True
+            elif peer.ack_by_s is None:
                 peer.ack_by_s = now_s + ACK_DELAY_S
                 changed = True
         return changed

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from trainer_bridge.config import SettleLevel, Timing
 from trainer_bridge.control import ControlView
-from trainer_bridge.errors import ErrorCode, ProtocolError
+from trainer_bridge.errors import ErrorCode, ProtocolError, reason_of
 from trainer_bridge.messages import (
     MINOR,
     Ack,
+    Bundle,
     Bye,
     Control,
     Credit,
@@ -25,31 +26,12 @@ from trainer_bridge.messages import (
     Welcome,
 )
 from trainer_bridge.seqset import SeqSet
-from trainer_bridge.session.handshake import FEATURES, SCHEMAS
+from trainer_bridge.session.flight import Flights
+from trainer_bridge.session.handshake import FEATURES, GREETINGS_BEFORE_REFUSAL, SCHEMAS
+from trainer_bridge.session.refusal_kinds import kind_of_refusal
+from trainer_bridge.session.streams import Stream, Streams
 
 State = Literal["down", "greeting", "open", "refused", "finished"]
-
-REFUSALS_BEFORE_DROP = 3
-"""A message that the receiver calls malformed is sent again so often (a bit may have flipped on the way)."""
-GREETINGS_BEFORE_REFUSAL = 8
-"""So many greetings in a row that are not understood, or whose answer is not, and the peer speaks something
-else; fewer may be damage on the way."""
-_SESSION_ERRORS = 32
-"""Error codes from here on end the session."""
-
-
-class Stream(NamedTuple):
-    """One epoch of a producer's sequence: it begins at `first` and ends where the next epoch begins."""
-
-    epoch: int
-    first: int
-
-
-class _Flight(NamedTuple):
-    """A message on the wire that is not acknowledged as received."""
-
-    nbytes: int
-    sent_s: float
 
 
 class SenderSession:
@@ -81,19 +63,25 @@ class SenderSession:
     ) -> None:
         self._producer = producer
         self._name = name
-        self._streams = list(streams)
-        self._firsts = [stream.first for stream in streams]
+        self._streams = Streams(streams)
         self._own_window = window
         self._settle: SettleLevel = settle
         self._timing = timing
         self.last = last
+        self.crowded = 0
+        """Callers that wait for room: so many more messages there would be."""
         self.settled = settled
         """Everything that needs no further care: acknowledged at the level asked for, or dropped."""
         self.received = SeqSet(streams[0].first - 1)
         """What the receiver of this connection holds."""
         self.dropped: dict[int, int] = {}
         """Messages given up because the receiver calls them invalid: error code -> count."""
-        self.resent = 0
+        self.damaged = 0
+        """Messages that arrived damaged, as the receiver says."""
+        self.damage = ""
+        """Which one did last, for people."""
+        self.farewell = ""
+        """What the receiver said last at the end of a session."""
         self.control = ControlView()
         self.state: State = "down"
         self.refusal: Error | None = None
@@ -101,10 +89,7 @@ class SenderSession:
         self.welcome: Welcome | None = None
         self.session = 0
         self._out: deque[Message] = deque()
-        self._flight: dict[int, _Flight] = {}
-        self._flight_bytes = 0
-        self._again: deque[int] = deque()
-        self._refusals: dict[int, int] = {}
+        self._flights = Flights(timing)
         self._given_up: dict[int, int] = {}
         """Dropped message -> error code, in case that a copy of it arrived after all."""
         self._greetings_lost = 0
@@ -135,7 +120,7 @@ class SenderSession:
 
     def on_message(self, message: Message, now_s: float) -> None:
         """Take in a message. Messages of an earlier connection are ignored."""
-        if isinstance(message, Hello | Report | DataHead):
+        if isinstance(message, Hello | Report | DataHead | Bundle):
             return
         if isinstance(message, Error):
             self._on_error(message, now_s)
@@ -154,6 +139,7 @@ class SenderSession:
             self.control.apply(message)
         elif isinstance(message, Bye) and self.state != "finished":
             self.state = "finished" if self._said_bye else "down"
+            self.farewell = message.reason
 
     def on_garbage(self, error: ProtocolError) -> None:
         """The peer sent bytes that are no message. In answer to HELLO: it speaks something else."""
@@ -168,7 +154,7 @@ class SenderSession:
         elif self.state == "open" and now_s - self._spoke_s >= self._timing.heartbeat_s:
             self._spoke_s = now_s
             self._out.append(self._report())
-            self._find_overdue(now_s)
+            self._flights.find_overdue(now_s)
         silent = self.state in ("greeting", "open") and now_s - self._heard_s > self._timing.peer_timeout_s
         return not silent
 
@@ -184,14 +170,13 @@ class SenderSession:
         """The sequence number to send now; None if nothing may be sent. Follow it with `mark_sent`."""
         if self.state != "open":
             return None
-        while self._again:
-            if self._again[0] in self._flight:
-                return self._again[0]
-            self._again.popleft()
+        again = self._flights.next_again()
+        if again is not None:
+            return again
         welcome = self.welcome
-        if welcome is None or len(self._flight) >= min(self._own_window, welcome.window):
+        if welcome is None or len(self._flights) >= min(self._own_window, welcome.window):
             return None
-        if self._flight_bytes >= self._byte_limit:
+        if self._flights.nbytes >= self._byte_limit:
             return None
         while self._next <= self.last and (self._next in self.settled or self._next in self.received):
             self._next += 1
@@ -199,36 +184,51 @@ class SenderSession:
 
     def mark_sent(self, seq: int, nbytes: int, now_s: float) -> None:
         """The message was given to the transport."""
-        if self._again and self._again[0] == seq:
-            self._again.popleft()
-            self.resent += 1
-        else:
+        if self._flights.mark_sent(seq, nbytes, now_s):
             self._next = seq + 1
-            self._flight_bytes += nbytes
-        self._flight[seq] = _Flight(nbytes, now_s)
+
+    def not_sent(self, seqs: Sequence[int]) -> None:
+        """The transport did not take these after all: they come next."""
+        self._flights.not_sent(seqs)
 
     def drop(self, seq: int, code: int) -> None:
         """Give a message up for a counted reason."""
         self.dropped[code] = self.dropped.get(code, 0) + 1
         self._given_up[seq] = code
         self.settled.add(seq)
-        self._land(seq)
+        self._flights.land(seq)
+
+    def lose(self, seq: int) -> None:
+        """Nobody has the message any more: go on without it."""
+        self.settled.add(seq)
+        self._flights.land(seq)
 
     def say_bye(self, reason: str) -> None:
         """End the session in order; the state becomes `finished` when the receiver answers."""
         if self.state == "open" and not self._said_bye:
             self._said_bye = True
-            self._out.append(Bye(self.session, reason))
+            # The last word on what is not settled: with none after it, an earlier one would stand for ever.
+            self._out += [self._report(), Bye(self.session, reason)]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What both ends have, as WELCOME says; none without a session."""
+        return self.welcome.features if self.welcome is not None else ()
 
     @property
     def in_flight(self) -> int:
         """Messages on the wire that are not acknowledged as received."""
-        return len(self._flight)
+        return len(self._flights)
+
+    @property
+    def resent(self) -> int:
+        """Messages that were sent again on the connection on which they had been sent."""
+        return self._flights.resent
 
     @property
     def unsettled(self) -> int:
         """Messages that must not be forgotten yet."""
-        first = self._firsts[0]
+        first = self._streams.first
         return self.last - first + 1 - self.settled.count(first, self.last)
 
     # -- inside
@@ -246,8 +246,8 @@ class SenderSession:
                 minor_max=MINOR,
                 schemas=SCHEMAS,
                 features=FEATURES,
-                epoch=self._streams[-1].epoch,
-                streams=tuple((s.epoch, self._lowest_unsettled(s)) for s in self._streams),
+                epoch=self._streams.epoch,
+                streams=self._streams.unsettled(self.settled, self.last),
             )
         )
 
@@ -257,11 +257,10 @@ class SenderSession:
         self.state = "open"
         self._greetings_lost = 0
         self.welcome = message
+        self.control.meet(message.receiver)
         # A restarted receiver may hold less than its predecessor: only what this WELCOME names is there.
-        self.received = SeqSet(self._firsts[0] - 1)
-        self._flight.clear()
-        self._flight_bytes = 0
-        self._again.clear()
+        self.received = SeqSet(self._streams.first - 1)
+        self._flights.clear()
         self._next = self.settled.upto + 1
         self._sequence_limit = message.sequence_limit
         self._byte_limit = message.byte_limit
@@ -269,7 +268,7 @@ class SenderSession:
 
     def _absorb(self, levels: Sequence[Levels]) -> None:
         for entry in levels:
-            span = self._span(entry.epoch)
+            span = self._streams.span(entry.epoch, self.last)
             if span is None:
                 continue
             self.received.merge(entry.received, *span)
@@ -277,21 +276,7 @@ class SenderSession:
             self.settled.merge(done[self._settle], *span)
         for seq in [seq for seq in self._given_up if seq in self.received]:
             self.dropped[self._given_up.pop(seq)] -= 1
-        highest = max(self.received.highest, self.settled.highest)
-        landed: list[int] = []
-        for seq in self._flight:  # rising, so that one acknowledgement costs what it acknowledges
-            if seq > highest:
-                break
-            if seq in self.received or seq in self.settled:
-                landed.append(seq)
-        for seq in landed:
-            self._land(seq)
-
-    def _land(self, seq: int) -> None:
-        flight = self._flight.pop(seq, None)
-        if flight is not None:
-            self._flight_bytes -= flight.nbytes
-        self._refusals.pop(seq, None)
+        self._flights.land_all(self.received, self.settled)
 
     def _on_error(self, message: Error, now_s: float) -> None:
         if message.code == ErrorCode.NO_SESSION:
@@ -300,20 +285,29 @@ class SenderSession:
                 self.connected(now_s)
         elif message.session not in (0, self.session):
             return
-        elif message.code >= _SESSION_ERRORS:
+        elif message.code == ErrorCode.QUARANTINED:
+            # It ends, and what was malformed may have been damaged on the way: everything is sent again.
+            self.damage = message.text
+        elif kind_of_refusal(message.code) == "session":
             self.state = "refused"
             self.refusal = message
         elif self.state == "greeting":
             self._greet_again(message)
-        elif message.sequence in self._flight and self._span(message.epoch):
-            seq = message.sequence
-            if seq in self._again:
-                return  # the same refusal twice, or one of an earlier sending
-            self._refusals[seq] = self._refusals.get(seq, 0) + 1
-            if self._refusals[seq] >= REFUSALS_BEFORE_DROP:
-                self.drop(seq, message.code)
-            else:
-                self._again.append(seq)
+        else:
+            self._on_refusal(message, now_s)
+
+    def _on_refusal(self, message: Error, now_s: float) -> None:
+        """One message was refused: for good if it is what was sent, for now if it was damaged on the way."""
+        seq = message.sequence
+        known = seq in self._flights and self._streams.span(message.epoch, self.last) is not None
+        if kind_of_refusal(message.code) == "damage":
+            self.damaged += 1
+            which = "a message"  # what is not known is sent again when it is overdue
+            if known:
+                which = f"message {seq} ({self._flights.damage(seq, now_s)} copies of it so far)"
+            self.damage = f"{which} arrived damaged, {reason_of(message.code)}: {message.text}"
+        elif known and self._flights.refuse(seq):
+            self.drop(seq, message.code)
 
     def _greet_again(self, refusal: Error) -> None:
         self._greetings_lost += 1
@@ -323,28 +317,13 @@ class SenderSession:
         else:
             self._spoke_s = -math.inf  # at the next tick
 
-    def _find_overdue(self, now_s: float) -> None:
-        for seq, flight in self._flight.items():
-            if now_s - flight.sent_s >= self._timing.resend_s and seq not in self._again:
-                self._again.append(seq)
-
     def _report(self) -> Report:
+        last = self.last
+        while last in self.settled and last not in self.received:  # dropped, or lost: it never comes
+            last -= 1
         return Report(
             session=self.session,
             generation=self.control.state.generation,
-            last_sequence=self.last,
+            last_sequence=last + (self.crowded > 0),
             unsettled=self.unsettled,
         )
-
-    def _span(self, epoch: int) -> tuple[int, int] | None:
-        for at, stream in enumerate(self._streams):
-            if stream.epoch == epoch:
-                last = self._streams[at + 1].first - 1 if at + 1 < len(self._streams) else self.last
-                return stream.first, last
-        return None
-
-    def _lowest_unsettled(self, stream: Stream) -> int:
-        first, last = self._span(stream.epoch) or (stream.first, self.last)
-        for low, _ in self.settled.missing(first, last):
-            return low
-        return max(last + 1, first)

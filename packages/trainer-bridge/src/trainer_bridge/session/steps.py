@@ -8,13 +8,19 @@ return.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
-from trainer_bridge.errors import BridgeError
+from trainer_bridge.errors import BridgeError, StepAbortedError
 from trainer_bridge.member import Member
-from trainer_bridge.messages import Ask, Done, Message, Ready, Share, Verdict, VerdictKind
+from trainer_bridge.messages import Message
+from trainer_bridge.rank_messages import Ask, Done, Ready, Share, Verdict, VerdictKind
+from trainer_bridge.wire_types import MAX_TEXT
+
+REMEMBER_BROKEN = 16
+"""Steps that were aborted after they were handed out, latest last, for ranks that have not heard of it."""
 
 
 class Rank(msgspec.Struct, eq=False):
@@ -34,6 +40,8 @@ class Step(msgspec.Struct, eq=False):
 
     number: int
     lease: int
+    wanted: tuple[int, int]
+    """Groups, and ranks, as rank 0 counts them."""
     shares: Mapping[int, tuple[Share, Sequence[Member]]]
     """Rank -> what it gets; of all ranks but 0."""
     ready: set[int] = msgspec.field(default_factory=set[int])
@@ -79,6 +87,17 @@ class StepTable:
         for number, rank in self.ranks.items():
             self._check_ask(number, rank)
 
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Rank 0 waits for a step of its own: other ranks that ask meanwhile are told that they have none."""
+        self._wanted = (0, 1)
+        for number, rank in self.ranks.items():
+            self._check_ask(number, rank)
+        try:
+            yield
+        finally:
+            self._wanted = None
+
     def missing(self) -> list[int]:
         """Ranks that a step waits for: not here, or still at work."""
         world = self._wanted[1] if self._wanted is not None else 1
@@ -87,7 +106,7 @@ class StepTable:
     def start(self, lease: int, shares: Mapping[int, tuple[Share, Sequence[Member]]]) -> int:
         """Hand the shares of a lease out; returns the step's number."""
         self._number += 1
-        self.step = Step(self._number, lease, shares)
+        self.step = Step(self._number, lease, self._wanted or (0, 0), shares)
         for number in shares:
             self._send_share(number)
         self._go_if_ready()
@@ -109,7 +128,8 @@ class StepTable:
         """Rank 0 is done with a step. True: so are all others, and it is over.
 
         Raises:
-            BridgeError: the step was aborted.
+            StepAbortedError: the step was aborted.
+            BridgeError: it is over.
         """
         self._check_broken(number)
         if self.step is None or self.step.number != number:
@@ -124,7 +144,7 @@ class StepTable:
         """Rank 0 gives a step back, for all ranks.
 
         Raises:
-            BridgeError: the step was aborted.
+            StepAbortedError: the step was aborted.
         """
         self._check_broken(number)
         self._break(f"rank 0 gave step {number} back: {reason}", nacked=True)
@@ -141,11 +161,11 @@ class StepTable:
     # -- ranks say
 
     def on_hello(self, peer: bytes, process: bytes, session: int) -> None:
-        """A rank's process connected, maybe anew: what was queued for its last connection is void."""
+        """A rank's process greets, maybe anew: what it asked, and was to be told, before that is void."""
         for rank in self.ranks.values():
-            if rank.process == process:
+            if rank.process == process and session > rank.session:
                 self._out.pop(rank.peer, None)
-                rank.peer, rank.session = peer, session
+                rank.peer, rank.session, rank.ask = peer, session, None
 
     def on_message(self, peer: bytes, process: bytes, message: Ask | Ready | Done) -> None:
         """Take in what a rank said on its connection."""
@@ -155,12 +175,9 @@ class StepTable:
         number = next((n for n, rank in self.ranks.items() if rank.peer == peer), None)
         step = self.step
         if number is None or step is None or step.number != message.step or number not in step.shares:
-            return
-        if isinstance(message, Ready):
-            step.ready.add(number)
-            if step.out:  # it had lost its connection when the others were told
-                self._tell(self.ranks[number], "go", step.number)
-            self._go_if_ready()
+            self._on_past(peer, message)
+        elif isinstance(message, Ready):
+            self._on_ready(step, number)
         elif message.committed:
             step.done.add(number)
         else:
@@ -196,20 +213,57 @@ class StepTable:
     def _on_ask(self, peer: bytes, process: bytes, ask: Ask) -> None:
         if not 1 <= ask.rank < ask.world:
             return
+        if ask.last in self._broken:  # it must know that before it gets another step
+            self._on_past(peer, Done(ask.session, ask.last, True))
+            return
+        self._void(peer)
         for number, rank in list(self.ranks.items()):
             if rank.process == process and number != ask.rank:
                 self.on_lost(rank.peer)  # it was another rank before
         known = self.ranks.get(ask.rank)
         if known is not None and known.process != process:
             self.on_lost(known.peer)
-            known = None
+        self._check_count(ask)
         rank = self.ranks[ask.rank] = Rank(peer, process, ask.session, ask)
         step = self.step
+        if step is not None and step.out and ask.rank in step.shares and ask.last == step.number:
+            step.done.add(ask.rank)  # it said so, and that was lost or overtaken
         if step is not None and ask.rank in step.shares and ask.rank not in step.done:
             step.ready.discard(ask.rank)
             self._send_share(ask.rank)  # it has lost what was sent on its last connection
         elif self._wanted is not None:
             self._check_ask(ask.rank, rank)
+
+    def _check_count(self, ask: Ask) -> None:
+        """A rank that never heard of its step, and now asks for another number of groups, must not get it."""
+        step = self.step
+        if step is None or ask.rank not in step.shares or ask.rank in step.done or ask.last == step.number:
+            return
+        if (ask.groups, ask.world) != step.wanted:
+            groups, world = step.wanted
+            self._break(
+                f"rank {ask.rank} asks for {ask.groups} groups in all and counts {ask.world} ranks, step "
+                f"{step.number} has {groups} groups for {world} ranks",
+                nacked=False,
+            )
+
+    def _on_ready(self, step: Step, number: int) -> None:
+        if number in step.done:
+            return
+        step.ready.add(number)
+        if step.out:  # it did not hear it when the others were told
+            self._tell(self.ranks[number], "go", step.number)
+        self._go_if_ready()
+
+    def _on_past(self, peer: bytes, message: Ready | Done) -> None:
+        """The step is over, and this rank may have missed it; it asks again as long as it is not answered."""
+        if self._out.get(peer):
+            return
+        reason = self._broken.get(message.step)
+        if isinstance(message, Ready):
+            self._say(peer, Verdict(message.session, message.step, "again", reason or "the step is over"))
+        elif reason is not None:
+            self._say(peer, Verdict(message.session, message.step, "aborted", reason))
 
     def _check_ask(self, number: int, rank: Rank) -> None:
         if rank.ask is None or self._wanted is None:
@@ -226,7 +280,7 @@ class StepTable:
             return
         share, members = self.step.shares[number]
         rank = self.ranks[number]
-        queue = self._out.setdefault(rank.peer, deque())
+        queue = self._void(rank.peer)
         queue.append(msgspec.structs.replace(share, session=rank.session, step=self.step.number))
         queue.extend(members)
 
@@ -239,6 +293,12 @@ class StepTable:
         for number in step.shares:
             self._tell(self.ranks[number], "go", step.number)
 
+    def _void(self, peer: bytes) -> deque[Message | Member]:
+        """Take back earlier shares and answers, so that one who asks and never reads costs no more memory."""
+        waiting = self._out.get(peer, ())
+        queue = self._out[peer] = deque(m for m in waiting if isinstance(m, Verdict) and m.step)
+        return queue
+
     def _break(self, reason: str, *, nacked: bool) -> None:
         step = self.step
         if step is None:
@@ -246,7 +306,9 @@ class StepTable:
         self.step = None
         self._abandoned.append(Abandoned(step.lease, reason, nacked))
         if step.out:
-            self._broken = {step.number: reason}
+            self._broken[step.number] = reason[:MAX_TEXT]
+            if len(self._broken) > REMEMBER_BROKEN:
+                del self._broken[next(iter(self._broken))]
         for number in step.shares:
             rank = self.ranks.get(number)
             if rank is not None and step.out:
@@ -260,8 +322,13 @@ class StepTable:
         self._queue(rank, kind, step, reason)
 
     def _queue(self, rank: Rank, kind: VerdictKind, step: int, reason: str) -> None:
-        self._out.setdefault(rank.peer, deque()).append(Verdict(rank.session, step, kind, reason))
+        self._say(rank.peer, Verdict(rank.session, step, kind, reason[:MAX_TEXT]))
+
+    def _say(self, peer: bytes, verdict: Verdict) -> None:
+        queue = self._out.setdefault(peer, deque())
+        if not queue or queue[-1] != verdict:
+            queue.append(verdict)
 
     def _check_broken(self, number: int) -> None:
         if number in self._broken:
-            raise BridgeError(f"{self._broken[number]}; its rollouts come again")
+            raise StepAbortedError(f"{self._broken[number]}; its rollouts come again: call next_batch again")

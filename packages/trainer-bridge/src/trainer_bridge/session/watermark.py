@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from trainer_bridge.seqset import SeqSet
+from trainer_bridge.seqset import SeqSet, all_ranges
 from trainer_bridge.session.peers import Identity
+from trainer_bridge.wire_types import U32, Number
 
-Ranges = tuple[int, int, tuple[tuple[int, int], ...]]
+Ranges = tuple[U32, Number, tuple[tuple[Number, Number], ...]]
 """Epoch, everything up to, and the ranges above it."""
 
 
@@ -48,6 +49,24 @@ class Watermark:
         """The numbers of one epoch. None: nothing of it."""
         return self._sets.get((producer, epoch))
 
+    def update(self, other: Watermark) -> None:
+        """Put in what another one holds."""
+        for producer, epoch, seqs in other.items():
+            self._sets.setdefault((producer, epoch), SeqSet()).update(seqs)
+
+    def lacks(self, other: Watermark) -> list[tuple[bytes, int, SeqSet]]:
+        """What another one holds and this one does not: (producer, epoch, numbers)."""
+        found: list[tuple[bytes, int, SeqSet]] = []
+        for producer, epoch, seqs in other.items():
+            mine = self.of(producer, epoch) or SeqSet()
+            missing = SeqSet()
+            for first, last in all_ranges(seqs):
+                for low, high in mine.missing(first, last):
+                    missing.add_range(low, high)
+            if missing.highest:
+                found.append((producer, epoch, missing))
+        return found
+
     def to_plain(self) -> dict[str, tuple[Ranges, ...]]:
         """As it stands in a checkpoint: producer in hex -> its epochs."""
         plain: dict[str, tuple[Ranges, ...]] = {}
@@ -61,7 +80,7 @@ class Watermark:
         """Back from a checkpoint.
 
         Raises:
-            ValueError: a producer is not 16 bytes of hex.
+            ValueError: a producer is not 16 bytes of hex, or a range ends before it begins.
         """
         mark = cls()
         for name, epochs in plain.items():
@@ -71,6 +90,8 @@ class Watermark:
             for epoch, upto, ranges in epochs:
                 seqs = SeqSet(upto)
                 for first, last in ranges:
+                    if not 1 <= first <= last:
+                        raise ValueError(f"producer {name}, epoch {epoch}: range {first} to {last}")
                     seqs.add_range(first, last)
                 mark._sets[producer, epoch] = seqs
         return mark
