@@ -29,6 +29,8 @@ MEANING = {
     "ephemeral-storage-emptydir": "starting*2 ready evicted_storage_limit*2",
     "ephemeral-storage-not-enforced": "starting ready",
     "evicted-api": "starting ready drained*3",
+    "exec-format-error-init": "starting*5 image_architecture*2",
+    "exec-format-error": "starting*4 ready image_architecture*2",
     "exit-at-once-never": "starting*3 ready process_crashed*2",
     "exit-zero-never": "starting*3 ready process_ended*2",
     "healthy": "starting*2 ready",

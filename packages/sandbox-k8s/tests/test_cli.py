@@ -12,6 +12,11 @@ from sandbox_k8s.cli import main
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def client(local_client: SandboxClient) -> SandboxClient:
+    return local_client
+
+
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sandbox_k8s.cli", *map(str, arguments)],

@@ -4,7 +4,7 @@ import time
 
 import anyio
 import pytest
-from sandbox_k8s import CommandRefusedError, LocalConfig, Sandbox, SandboxClient, SandboxSpec
+from sandbox_k8s import CommandRefusedError, Sandbox, SandboxClient, SandboxSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -149,7 +149,7 @@ async def test_signals_to_its_own_group_end_the_command_and_nothing_else(client:
     assert (await second.execute("echo yes")).stdout == b"yes\n"
 
 
-@pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)
+@pytest.mark.parametrize("place", ["bubblewrap"], indirect=True)
 @pytest.mark.parametrize("killer", ["pkill -f python; pkill -f serve", "kill -TERM -1", "kill -9 -1"])
 async def test_signals_to_everybody_stay_inside(client: SandboxClient, killer: str) -> None:
     """NVIDIA-NeMo/Gym#2262, wider aims; the launcher is process 1, which the kernel shields."""
@@ -161,8 +161,9 @@ async def test_signals_to_everybody_stay_inside(client: SandboxClient, killer: s
     assert (await session.run("echo yes")).stdout == b"yes\n"
 
 
-async def test_memory_limit(client: SandboxClient) -> None:
-    limited = await client.start(SandboxSpec(memory_bytes=200 << 20))
+async def test_memory_limit(local_client: SandboxClient) -> None:
+    """Of each process; a pod's is of the whole container."""
+    limited = await local_client.start(SandboxSpec(memory_bytes=200 << 20))
     hungry = "dd if=/dev/zero of=/dev/null bs=300M count=1"
     assert (await limited.execute(hungry)).exit_code != 0
     session = await limited.session()
@@ -171,9 +172,9 @@ async def test_memory_limit(client: SandboxClient) -> None:
     assert (await limited.execute(["printf", "%s", "a b"])).stdout == b"a b"
 
 
-async def test_a_command_may_run_longer_than_the_lease(config: LocalConfig) -> None:
+async def test_a_command_may_run_longer_than_the_lease(make_client) -> None:
     """decocms/studio#5966: a fixed time to live killed live runs. Here the open client renews."""
-    async with SandboxClient.local(config) as client:
+    async with make_client() as client:
         sandbox = await client.start(SandboxSpec(lease_s=1.0))
         result = await sandbox.execute("sleep 1.3; echo lived")
     assert result.stdout == b"lived\n"

@@ -133,7 +133,7 @@ async def test_a_large_upload_does_not_fill_the_launchers_memory(sandbox: Sandbo
     with big.open("wb") as file:
         file.truncate(96 << 20)
     pid = (await sandbox.info())["pid"]
-    peak = f"awk '/VmHWM/ {{print $2}}' /proc/{pid}/status"
+    peak = f"sed -n 's/^VmHWM:[^0-9]*\\([0-9]*\\).*/\\1/p' /proc/{pid}/status"
     before = int((await sandbox.execute(peak)).stdout)
     await sandbox.upload(big, "big")
     await sandbox.download("big", tmp_path / "back")

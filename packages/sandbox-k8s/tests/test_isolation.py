@@ -8,10 +8,25 @@ from pathlib import Path
 
 import pytest
 from sandbox_k8s import BackendUnavailableError, ConfigError, LocalConfig, SandboxClient, SandboxSpec
+from sandbox_k8s.local_backend import LocalBackend
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture
+def client(local_client: SandboxClient) -> SandboxClient:
+    return local_client
+
+
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "HF_TOKEN")
+
+
+def backend_of(client: SandboxClient) -> LocalBackend:
+    backend = client._backend
+    assert isinstance(backend, LocalBackend)
+    return backend
+
+
 bubblewrap_only = pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)
 
 
@@ -20,30 +35,29 @@ def process_folders() -> list[Path]:
 
 
 async def test_no_process_of_a_sandbox_has_the_callers_secrets(
-    config, monkeypatch: pytest.MonkeyPatch
+    local_config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in SECRETS:
         monkeypatch.setenv(name, f"secret-{name}")
-    async with SandboxClient.local(config) as client:
+    async with SandboxClient.local(local_config) as client:
         sandbox = await client.start(SandboxSpec(env={"GIVEN": "yes"}))
         session = await sandbox.session()
         for shown in (await sandbox.execute("env"), await session.run("export -p")):
             assert b"GIVEN" in shown.stdout
             assert b"secret-" not in shown.stdout
         # Seen from outside: the keeper, bubblewrap, the launcher, the shells.
-        owned = client._owned.find(sandbox)
-        assert owned is not None
-        assert owned.keeper is not None
+        keeper = backend_of(client).keeper(sandbox.id)
+        assert keeper is not None
         seen = 0
         for entry in process_folders():
             try:
                 command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if f"SANDBOX_ID={sandbox.id}".encode() in environment or entry.name == str(owned.keeper.pid):
+            if f"SANDBOX_ID={sandbox.id}".encode() in environment or entry.name == str(keeper.pid):
                 seen += 1
                 assert b"secret-" not in environment + command
-                assert client._key.token(sandbox.id).encode() not in environment + command
+                assert backend_of(client).key.token("local", sandbox.id).encode() not in environment + command
         assert seen >= 3 or sys.platform != "linux"
 
 
@@ -62,7 +76,7 @@ async def test_a_sandbox_sees_its_own_processes_only(client: SandboxClient) -> N
 async def test_home_other_sandboxes_and_the_run_key_are_not_there(client: SandboxClient) -> None:
     one, other = await client.start(), await client.start()
     await other.write("secret", b"s")
-    root = client._store.root
+    root = backend_of(client).store.root
     shown = await one.execute(
         f"ls -A {Path.home()} {root} {root}/run.key; ls -A ~ /workspace /tmp; "
         "find / -xdev -name run.key -o -name secret 2>/dev/null; echo $HOME"
@@ -113,7 +127,7 @@ async def test_a_virtual_environment_and_its_packages_run_inside(client: Sandbox
 
 
 async def test_paths_that_would_show_too_much_are_refused(client: SandboxClient) -> None:
-    root = client._store.root
+    root = backend_of(client).store.root
     for path in (Path("/"), Path.home(), root, root.parent, root / "sandboxes", Path("/no/such/path")):
         with pytest.raises(ConfigError, match="read_only_paths"):
             await client.start(SandboxSpec(read_only_paths=(path,)))

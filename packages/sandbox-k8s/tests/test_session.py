@@ -67,7 +67,7 @@ async def test_after_a_time_out_the_session_is_usable(sandbox: Sandbox, command:
     await nobody_left(sandbox, "PROBE")
 
 
-@pytest.mark.parametrize("isolation", ["process"], indirect=True)
+@pytest.mark.parametrize("place", ["process"], indirect=True)
 async def test_a_shell_that_ignores_interrupts_is_ended_and_says_so(sandbox: Sandbox, nobody_left) -> None:
     session = await sandbox.session()
     result = await session.run(
@@ -94,6 +94,13 @@ async def test_background_jobs_survive_time_outs_and_write_on(sandbox: Sandbox) 
     await session.run("mkfifo go; (cat go; echo still here; echo alive > proof; echo x > go) & true")
     assert (await session.run("sleep 60", timeout_s=0.2)).timed_out
     assert (await session.run("echo > go; cat go >/dev/null; cat proof", timeout_s=5)).stdout == b"alive\n"
+
+
+async def test_a_function_of_a_command_does_not_speak_for_the_shell(sandbox: Sandbox) -> None:
+    session = await sandbox.session()
+    assert (await session.run("echo() { printf 'mine: %s' \"$*\"; }", timeout_s=5)).exit_code == 0
+    assert (await session.run("echo a; (exit 3)", timeout_s=5)).stdout == b"mine: a"
+    assert (await session.run("builtin echo $?", timeout_s=5)).stdout == b"3\n"
 
 
 async def test_exit_ends_the_session_with_its_code(sandbox: Sandbox) -> None:

@@ -33,19 +33,20 @@ pytestmark = pytest.mark.anyio
 KEY = "the key"
 
 
+def launcher_words(token_hash: str, state: Path) -> list[str | Path]:
+    where = ["--listen", "127.0.0.1:0", "--state", state, "--end-message", "/dev/null"]
+    who = ["--token-hash", token_hash, "--sandbox-id", "s", "--lease", "600"]
+    return [base_python(), "-I", "-S", LAUNCHER, "pod", *where, *who]
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     folder = tmp_path_factory.mktemp("launcher")
-    (folder / "pipes").mkdir()
     (folder / "home").mkdir()
     process = subprocess.Popen(
-        [base_python(), "-I", "-S", LAUNCHER, "serve", "--tcp", "127.0.0.1:0", "--pipes", folder / "pipes"],
+        launcher_words(hashlib.sha256(KEY.encode()).hexdigest(), folder),
         cwd=folder,
-        env={
-            "SANDBOX_KEY_SHA256": hashlib.sha256(KEY.encode()).hexdigest(),
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(folder / "home"),
-        },
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder / "home")},
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -229,13 +230,8 @@ def test_a_repeated_request_is_answered_not_run_again(address: tuple[str, int], 
 
 
 def test_the_launcher_starts_fast(tmp_path: Path) -> None:
-    (tmp_path / "pipes").mkdir()
     begun = time.monotonic()
-    process = subprocess.Popen(
-        [base_python(), "-I", "-S", LAUNCHER, "serve", "--tcp", "127.0.0.1:0", "--pipes", tmp_path / "pipes"],
-        env={"SANDBOX_KEY_SHA256": "0" * 64},
-        stdout=subprocess.PIPE,
-    )
+    process = subprocess.Popen(launcher_words("0" * 64, tmp_path), env={}, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert b"listening" in process.stdout.readline()
     took = time.monotonic() - begun

@@ -1,18 +1,22 @@
 """Parts of the launcher on their own."""
 
+import hashlib
 import io
 import os
+import socket
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox_k8s.launcher import multipart
+from sandbox_k8s.launcher.box import Box, BoxSettings
 from sandbox_k8s.launcher.children import Children
 from sandbox_k8s.launcher.lease import Lease
 from sandbox_k8s.launcher.output import Capture
 from sandbox_k8s.launcher.replies import Replies, Reply
-from sandbox_k8s.launcher.web import BadRequestError, Body
+from sandbox_k8s.launcher.web import BadRequestError, Body, Server, Site
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(0, 60))
@@ -68,6 +72,27 @@ def test_multipart_that_breaks_off_is_an_error() -> None:
             )
     with pytest.raises(multipart.MultipartError, match="boundary"):
         multipart.parse(io.BytesIO(), "text/plain", file_field="file", sink=io.BytesIO())
+
+
+def test_a_stranger_who_says_nothing_is_hung_up_on_and_an_owner_is_not(tmp_path: Path) -> None:
+    box = Box(BoxSettings({}, "/", tmp_path), Lease(None, lambda left: None))
+    routes = {("GET", "/"): lambda call: Reply.json({})}
+    site = Site(box, hashlib.sha256(b"k").hexdigest(), routes, lambda *_: Reply(b""), stranger_s=0.05)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(listener, site)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    with socket.create_connection(listener.getsockname()) as owner:
+        owner.sendall(b"GET / HTTP/1.1\r\nX-API-Key: k\r\n\r\n")
+        owner.settimeout(10)
+        assert owner.recv(1000).endswith(b"{}")
+        with socket.create_connection(listener.getsockname()) as stranger:
+            stranger.settimeout(10)
+            stranger.sendall(b"GET / HTTP/1.1\r\nX-API")
+            assert stranger.recv(1000) == b""
+        owner.sendall(b"GET / HTTP/1.1\r\nX-API-Key: k\r\n\r\n")
+        assert owner.recv(1000).endswith(b"{}")
+    server.shutdown()
+    listener.close()
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40)), st.integers(1, 50))

@@ -1,4 +1,7 @@
-"""``sandbox-k8s doctor | ps | exec | reap`` for the local back end, ``explain`` for what kubectl prints."""
+"""``sandbox-k8s doctor | ps | exec | reap`` for the local back end; ``explain`` for what kubectl prints.
+
+``build-tools`` makes what pods run the launcher from.
+"""
 
 import argparse
 import logging
@@ -15,6 +18,7 @@ from .client import SandboxClient
 from .clock import SystemClock
 from .config import LocalConfig
 from .errors import ConfigError, SandboxError
+from .handle import LocalPlace, SandboxHandle
 from .kubernetes.explain import explain_files
 from .local import PYTHON_PREFIX
 from .spec import SandboxSpec
@@ -33,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="sandbox-k8s: %(message)s")
     try:
-        if options.action is _explain:
-            return _explain(options)
+        if options.action in (_explain, _build_tools):
+            return options.action(options)
         config = LocalConfig(root=options.root, isolation=options.isolation)
         action: Callable[[SandboxClient, argparse.Namespace], Awaitable[int]] = options.action
         return anyio.run(partial(_with_client, config, action, options))
@@ -80,13 +84,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--events", type=Path, metavar="FILE", help="of `kubectl get events -o json`")
     command.add_argument("--node", type=Path, metavar="FILE", help="of `kubectl get node NAME -o json`")
     command.set_defaults(action=_explain)
+    command = commands.add_parser("build-tools", help="make the tree that runs the launcher in any image")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="missing or empty")
+    command.add_argument("--archive", type=Path, metavar="FILE.tar", help="its OCI image archive as well")
+    command.add_argument("--name", metavar="REPOSITORY:TAG", help="what the archive's image is called")
+    command.set_defaults(action=_build_tools)
     return parser
 
 
 async def _doctor(client: SandboxClient, options: argparse.Namespace) -> int:
     clock = SystemClock()
     why = await anyio.to_thread.run_sync(bubblewrap.why_unusable, PYTHON_PREFIX)
-    _say("root", str(client.config.resolved_root()))
+    _say("root", str(LocalConfig(root=options.root).resolved_root()))
     _say("launcher", f"Python {sys.version.split()[0]} of {PYTHON_PREFIX}")
     _say("bubblewrap", why or "works")
     states = [info.state for info in await client.list()]
@@ -115,12 +124,16 @@ async def _ps(client: SandboxClient, options: argparse.Namespace) -> int:
         left = "-" if info.expires_ns is None else f"{max(0, info.expires_ns - now_ns) // 10**9} s"
         labels = " ".join(f"{key}={value}" for key, value in sorted(handle.labels.items()))
         age = f"{(now_ns - handle.created_ns) // 10**9} s"
-        rows.append((handle.sandbox_id, info.state, handle.isolation, str(handle.epoch), age, left, labels))
+        rows.append((handle.sandbox_id, info.state, _isolation(handle), str(handle.epoch), age, left, labels))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(line.rstrip() + "\n")
     return 0
+
+
+def _isolation(handle: SandboxHandle) -> str:
+    return handle.place.isolation if isinstance(handle.place, LocalPlace) else "kubernetes"
 
 
 async def _exec(client: SandboxClient, options: argparse.Namespace) -> int:
@@ -151,13 +164,28 @@ async def _reap(client: SandboxClient, options: argparse.Namespace) -> int:
     reaped = await client.reap(dry_run=options.dry_run)
     verb = "would remove" if options.dry_run else "removed"
     for one in reaped:
-        sys.stdout.write(f"{verb} {one.sandbox_id} ({one.processes} processes)\n")
+        sys.stdout.write(f"{verb} {one.sandbox_id} ({one.why}, {one.processes} processes)\n")
     sys.stdout.write(f"{verb} {len(reaped)} dead sandboxes\n")
     return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
     sys.stdout.write(explain_files(options.pods, options.events, options.node))
+    return 0
+
+
+def _build_tools(options: argparse.Namespace) -> int:
+    from . import tools
+
+    record = tools.build(options.out)
+    _say("tree", f"{options.out}, {record.size / 1e6:.1f} MB")
+    _say("runs on", f"{record.os}/{record.architecture}")
+    _say("python", f"{record.python}, {record.libc}")
+    _say("content", record.content)
+    if options.archive is not None:
+        archive = tools.write_archive(options.out, options.archive, name=options.name)
+        _say("image", f"{archive.name} in {archive.path}, {archive.size / 1e6:.1f} MB")
+        _say("digest", archive.digest)
     return 0
 
 

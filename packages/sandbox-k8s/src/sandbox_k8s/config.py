@@ -19,8 +19,35 @@ def default_root() -> Path:
     return Path(tempfile.gettempdir()).resolve() / f"sandbox-k8s-{os.getuid()}"
 
 
-class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the local back end.
+class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that every back end has.
+
+    Attributes:
+        start_timeout_s: How long a sandbox may take to come up.
+        stop_timeout_s: How long leaving the client waits for its sandboxes to end. They end anyway.
+        grace_s: Between SIGTERM and SIGKILL for a command that timed out.
+        answer_margin_s: How much longer than a command's own time-out its answer is waited for.
+        output_limit: Bytes kept of each output stream of a command: its first and its last half.
+    """
+
+    start_timeout_s: float = 30.0
+    stop_timeout_s: float = 2.0
+    grace_s: float = 1.0
+    answer_margin_s: float = 20.0
+    output_limit: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        kind = type(self).__name__
+        for name in ("start_timeout_s", "stop_timeout_s", "answer_margin_s", "output_limit"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{kind}.{name} must be positive, got {getattr(self, name)}")
+        if self.grace_s < 0:
+            raise ConfigError(f"{kind}.grace_s must not be negative, got {self.grace_s}")
+
+
+class LocalConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the local back end, beside those of `ClientConfig`.
 
     Attributes:
         root: Folder of all sandboxes, made with mode 0700. None means ``sandbox-k8s-UID`` in the temporary
@@ -30,29 +57,11 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ``bubblewrap`` insists; ``process`` never isolates.
         run_key_file: File with the key from which every sandbox's token is derived, made with mode 0600 when
             it is missing. None means ``run.key`` in the root.
-        start_timeout_s: How long a sandbox may take to come up.
-        stop_timeout_s: How long leaving the client waits for its sandboxes to end. They end anyway.
-        grace_s: Between SIGTERM and SIGKILL for a command that timed out.
-        answer_margin_s: How much longer than a command's own time-out its answer is waited for.
-        output_limit: Bytes kept of each output stream of a command: its first and its last half.
     """
 
     root: Path | None = None
     isolation: Literal["auto", "bubblewrap", "process"] = "auto"
     run_key_file: Path | None = None
-    start_timeout_s: float = 30.0
-    stop_timeout_s: float = 2.0
-    grace_s: float = 1.0
-    answer_margin_s: float = 20.0
-    output_limit: int = 8 << 20
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        for name in ("start_timeout_s", "stop_timeout_s", "answer_margin_s", "output_limit"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"LocalConfig.{name} must be positive, got {getattr(self, name)}")
-        if self.grace_s < 0:
-            raise ConfigError(f"LocalConfig.grace_s must not be negative, got {self.grace_s}")
 
     def resolved_root(self) -> Path:
         """The root as an absolute path without links.

@@ -10,6 +10,7 @@
         SandboxLostError          a sandbox that was there is gone or silent
         FencedError               another worker owns the sandbox now
         AccessError               the key does not fit
+        ClusterError              the Kubernetes API refused a request or did not answer
         CommandRefusedError       a command cannot even be tried
         FileError                 a file inside cannot be read or written (`errno` says why)
         TransferError             bytes that arrived are not the bytes that were sent
@@ -17,7 +18,10 @@
 """
 
 from errno import ENOENT
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .kubernetes.diagnosis import Diagnosis
 
 Fault = Literal["infra", "image", "task", "agent"]
 
@@ -32,8 +36,8 @@ class SandboxError(Exception):
             add.
     """
 
-    fault: ClassVar[Fault] = "infra"
-    retryable: ClassVar[bool] = False
+    fault: Fault = "infra"
+    retryable: bool = False
 
     def __init__(self, message: str, *, evidence: str = "") -> None:
         super().__init__(message)
@@ -48,27 +52,43 @@ class SandboxError(Exception):
 class ConfigError(SandboxError):
     """A setting, a spec or a handle makes no sense; the message names the field and what it may be."""
 
-    fault: ClassVar[Fault] = "task"
+    fault: Fault = "task"
 
 
 class BackendUnavailableError(SandboxError):
     """The back end that was asked for is not there."""
 
 
-class SandboxStartError(SandboxError):
-    """A sandbox did not come up; nothing of it is left. The evidence is the end of its log."""
+class DiagnosedError(SandboxError):
+    """An error about a pod, whose signs may tell what was wrong.
 
-    retryable: ClassVar[bool] = True
+    Attributes:
+        diagnosis: What was wrong, and then whose fault it is and whether to try again; None when nothing is
+            known, and for a sandbox that is no pod.
+    """
+
+    def __init__(self, message: str, *, evidence: str = "", diagnosis: "Diagnosis | None" = None) -> None:
+        super().__init__(message, evidence=evidence)
+        self.diagnosis = diagnosis
+        if diagnosis is not None and diagnosis.details is not None:
+            self.fault = diagnosis.details.fault
+            self.retryable = diagnosis.details.retryable
+
+
+class SandboxStartError(DiagnosedError):
+    """A sandbox did not come up; nothing of it is left. The evidence is its log's end or its pod's signs."""
+
+    retryable: bool = True
 
 
 class SandboxNotFoundError(SandboxError):
     """There is no such sandbox: it was stopped, its lease ran out, or it lives on another machine."""
 
 
-class SandboxLostError(SandboxError):
+class SandboxLostError(DiagnosedError):
     """The sandbox does not answer any more. What ran in it is lost; its result is not a failed task."""
 
-    retryable: ClassVar[bool] = True
+    retryable: bool = True
 
 
 class FencedError(SandboxError):
@@ -79,10 +99,22 @@ class AccessError(SandboxError):
     """The run key does not fit this sandbox."""
 
 
+class ClusterError(DiagnosedError):
+    """The Kubernetes API refused a request, or did not answer.
+
+    Attributes:
+        code: HTTP status; 0 when there was no answer.
+    """
+
+    def __init__(self, message: str, *, diagnosis: "Diagnosis", code: int) -> None:
+        super().__init__(message, evidence=diagnosis.evidence_text, diagnosis=diagnosis)
+        self.code = code
+
+
 class CommandRefusedError(SandboxError):
     """The command cannot be tried: its directory is missing, or it holds a NUL byte."""
 
-    fault: ClassVar[Fault] = "agent"
+    fault: Fault = "agent"
 
 
 class FileError(SandboxError):
@@ -92,7 +124,7 @@ class FileError(SandboxError):
         errno: The system's number, for example `errno.ENOENT`; None when the cause has none.
     """
 
-    fault: ClassVar[Fault] = "agent"
+    fault: Fault = "agent"
 
     def __init__(self, message: str, *, errno: int | None = None, evidence: str = "") -> None:
         super().__init__(message, evidence=evidence)
@@ -107,10 +139,10 @@ class FileError(SandboxError):
 class TransferError(SandboxError):
     """What arrived is not what was sent; nothing was written at the target."""
 
-    retryable: ClassVar[bool] = True
+    retryable: bool = True
 
 
 class SessionError(SandboxError):
     """A session is missing or busy, or its shell has ended (``exit``, or a stuck command)."""
 
-    fault: ClassVar[Fault] = "agent"
+    fault: Fault = "agent"

@@ -6,9 +6,39 @@ import msgspec
 
 from .errors import ConfigError
 
-HANDLE_VERSION = 1
+HANDLE_VERSION = 2
 
 Isolation = Literal["bubblewrap", "process"]
+
+
+class LocalPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="local"):
+    """A sandbox on this machine.
+
+    Attributes:
+        root: The local back end's folder.
+        isolation: What stands between the sandbox and the machine.
+    """
+
+    root: str
+    isolation: Isolation
+
+
+class PodPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kubernetes"):
+    """A sandbox in a pod.
+
+    Attributes:
+        cluster: The name that its workers give the cluster (`KubernetesConfig.cluster`).
+        uid: Of the pod. Another pod of the same name is another sandbox.
+        restart_count: Of the container when the sandbox was started; more means that its shells are gone.
+        image_digest: What the image's name stood for on the node; empty when the node did not say.
+    """
+
+    cluster: str
+    namespace: str
+    pod: str
+    uid: str
+    restart_count: int = 0
+    image_digest: str = ""
 
 
 class SandboxHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,9 +46,7 @@ class SandboxHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         version: Of this structure.
-        backend: Which kind of place ``root`` and ``sandbox_id`` belong to.
-        isolation: What stands between the sandbox and the machine.
-        root: The local back end's folder.
+        place: Which back end it belongs to, and where it is there.
         sandbox_id: 16 hex characters.
         epoch: The owner's number; the next owner's is higher.
         key_id: Which run key the token is derived from.
@@ -28,9 +56,7 @@ class SandboxHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     version: int = HANDLE_VERSION
-    backend: Literal["local"] = "local"
-    isolation: Isolation
-    root: str
+    place: LocalPlace | PodPlace
     sandbox_id: str
     epoch: int
     key_id: str
@@ -52,11 +78,13 @@ class SandboxHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ConfigError: It is malformed, or of a version that this release does not know.
         """
         try:
-            handle = msgspec.json.decode(data, type=cls)
+            version = msgspec.json.decode(data, type=_Version).version
+            if version == HANDLE_VERSION:
+                return msgspec.json.decode(data, type=cls)
         except msgspec.MsgspecError as problem:
             raise ConfigError(f"not a sandbox handle: {problem}") from problem
-        if handle.version != HANDLE_VERSION:
-            raise ConfigError(
-                f"sandbox handle of version {handle.version}; this release reads {HANDLE_VERSION}"
-            )
-        return handle
+        raise ConfigError(f"sandbox handle of version {version}; this release reads {HANDLE_VERSION}")
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from .config import LocalConfig
+from .config import ClientConfig
 from .errors import TransferError
-from .handle import Isolation, SandboxHandle
+from .handle import LocalPlace, SandboxHandle
 from .launcher import archive
 from .result import CommandResult, SessionResult
 from .transport import LauncherClient
@@ -69,9 +69,10 @@ class Sandbox:
         return self._handle.workdir
 
     @property
-    def backend_name(self) -> Isolation:
-        """What stands between the sandbox and the machine."""
-        return self._handle.isolation
+    def backend_name(self) -> str:
+        """What it runs in: ``bubblewrap``, ``process`` or ``kubernetes``."""
+        place = self._handle.place
+        return place.isolation if isinstance(place, LocalPlace) else "kubernetes"
 
     async def execute(
         self,
@@ -203,11 +204,11 @@ class Sandbox:
         return await self._client.detach(self)
 
     async def stop(self) -> None:
-        """End everything inside and remove its folder. Stopping twice does nothing."""
+        """End everything inside and remove its folder or pod. Stopping twice does nothing."""
         await self._client.stop(self)
 
     @property
-    def config(self) -> LocalConfig:
+    def config(self) -> ClientConfig:
         """The settings of its client."""
         return self._client.config
 

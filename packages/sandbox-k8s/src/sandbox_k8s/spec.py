@@ -11,20 +11,29 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A sandbox to start.
 
     Attributes:
+        image: Pods: the sandbox's image. None is `KubernetesConfig.image`. The local back end has none.
+        cpu: Pods: cores, as request and limit. None is `KubernetesConfig.cpu`.
+        disk_bytes: Pods: what it may write, as request and limit. None is `KubernetesConfig.disk_bytes`.
         env: Environment of everything that runs inside, on top of PATH, HOME, TMPDIR, LANG and TERM. Nothing
             of the caller's own environment gets in.
         workdir: Where commands start. None is the sandbox's own empty folder (``/workspace`` under
             bubblewrap); another path must exist inside.
         lease_s: The sandbox ends itself when nobody renews it for so long. An open client renews.
         detached_lease_s: The same after `Sandbox.detach`.
-        network: Whether the host's network is there. Without bubblewrap it always is.
+        network: Whether the network is there. Without bubblewrap it always is. A pod's label
+            ``sandbox-k8s/network`` says it (``open`` or ``closed``); a NetworkPolicy that selects the label
+            has to enforce it.
         read_only_paths: Folders and files of the host that are visible inside at the same path, beside
             ``/usr`` and the libraries. The user's home, the sandboxes' root and whatever holds them are
-            refused.
-        memory_bytes: Address space of each process inside; None is no limit.
+            refused. Pods have none.
+        memory_bytes: Locally the address space of each process inside; None is no limit. In a pod the
+            memory of the container, as request and limit; None is `KubernetesConfig.memory_bytes`.
         labels: Shown by `list`; short, no secrets.
     """
 
+    image: str | None = None
+    cpu: float | None = None
+    disk_bytes: int | None = None
     env: dict[str, str] = {}
     workdir: str | None = None
     lease_s: float = 60.0
@@ -47,5 +56,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"SandboxSpec.read_only_paths: {path} is not absolute")
         if self.workdir is not None and not PurePosixPath(self.workdir).is_absolute():
             raise ConfigError(f"SandboxSpec.workdir {self.workdir!r} is not absolute")
+        if self.cpu is not None and not 0.01 <= self.cpu <= 1024:
+            raise ConfigError(f"SandboxSpec.cpu must lie between 0.01 and 1024 cores, got {self.cpu}")
+        if self.disk_bytes is not None and self.disk_bytes < 1 << 20:
+            raise ConfigError(f"SandboxSpec.disk_bytes must be at least 1 MiB, got {self.disk_bytes}")
         if self.memory_bytes is not None and self.memory_bytes < 64 << 20:
             raise ConfigError(f"SandboxSpec.memory_bytes must be at least 64 MiB, got {self.memory_bytes}")

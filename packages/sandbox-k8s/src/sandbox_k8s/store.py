@@ -1,12 +1,10 @@
-"""The local back end's folder: the run key, one folder per sandbox, a locked state file in each."""
+"""The local back end's folder: one folder per sandbox, a locked state file in each."""
 
 import fcntl
-import hashlib
-import hmac
 import os
 import stat
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,7 +14,6 @@ from .handle import SandboxHandle
 from .launcher.keeper import ALIVE_LOCK
 
 STATE_VERSION = 1
-_KEY_BYTES = 32
 
 
 class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,39 +29,6 @@ class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
     handle: SandboxHandle
     detached: bool = False
     expires_ns: int | None = None
-
-
-class RunKey:
-    """The key from which tokens are derived: a file of mode 0600, made when it is missing."""
-
-    def __init__(self, path: Path) -> None:
-        self._key = _read_or_make_key(path)
-        self.key_id = hashlib.sha256(b"id\0" + self._key).hexdigest()[:16]
-
-    def __repr__(self) -> str:
-        return f"RunKey(key_id={self.key_id!r}, key=***)"
-
-    def token(self, sandbox_id: str) -> str:
-        """The token of one sandbox; it is derived each time and stored nowhere."""
-        return hmac.new(self._key, f"local\0{sandbox_id}".encode(), hashlib.sha256).hexdigest()
-
-
-def _read_or_make_key(path: Path) -> bytes:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    if not path.exists():
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(_KEY_BYTES))
-        with suppress(FileExistsError):
-            os.link(aside, path)  # atomic and never over a key that somebody else just made
-        aside.unlink()
-    if path.stat().st_mode & 0o077:
-        raise ConfigError(f"run key file {path} can be read by others; do: chmod 600 {path}")
-    key = path.read_bytes().strip(b"\n")
-    if len(key) < 16:
-        raise ConfigError(f"run key file {path} holds {len(key)} bytes; at least 16 are needed")
-    return key
 
 
 class Store:

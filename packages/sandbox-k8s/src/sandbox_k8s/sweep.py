@@ -2,25 +2,13 @@
 
 import signal
 
-import msgspec
-
 from .errors import SandboxNotFoundError
 from .launcher import archive, processes
 from .launcher.keeper import MARK
+from .stats import ReapedSandbox
 from .store import Store
 
 _YOUNG_NS = 10_000_000_000
-
-
-class ReapedSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """What was (or would be) removed.
-
-    Attributes:
-        processes: Left-over processes that were killed.
-    """
-
-    sandbox_id: str
-    processes: int
 
 
 def sweep(store: Store, now_ns: int, dry_run: bool) -> tuple[ReapedSandbox, ...]:
@@ -38,7 +26,9 @@ def sweep(store: Store, now_ns: int, dry_run: bool) -> tuple[ReapedSandbox, ...]
                 if not dry_run:
                     processes.send(left, signal.SIGKILL)
                     archive.remove_tree(folder)
-                reaped.append(ReapedSandbox(sandbox_id=sandbox_id, processes=len(left)))
+                reaped.append(
+                    ReapedSandbox(sandbox_id=sandbox_id, why="its keeper was killed", processes=len(left))
+                )
         except (SandboxNotFoundError, FileNotFoundError):
             continue  # its keeper was quicker
     return tuple(reaped)

@@ -1,11 +1,11 @@
-"""HTTP to a launcher over its unix socket; the only file that knows aiohttp."""
+"""HTTP to a launcher: over its unix socket, a pod's address, or the API server."""
 
 import io
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import anyio
@@ -21,6 +21,7 @@ from .errors import (
     SessionError,
     TransferError,
 )
+from .kubernetes.diagnosis import Diagnosis
 from .launcher import frames
 
 _KEY_HEADER = "X-API-Key"
@@ -40,23 +41,79 @@ _ERROR_TYPES: dict[str, type[SandboxError]] = {
 }
 
 
+class Route(Protocol):
+    """A way to a launcher."""
+
+    @property
+    def base_url(self) -> str:
+        """What its paths are below; ends with a slash."""
+        ...
+
+    def connector(self) -> aiohttp.BaseConnector:
+        """A new pool of connections, closed by whoever asked for it."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """What each request needs: ``headers`` always, perhaps ``proxy`` and ``server_hostname``."""
+        ...
+
+
+class UnixRoute:
+    """Over a unix socket of this machine."""
+
+    base_url = "http://sandbox/"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def connector(self) -> aiohttp.BaseConnector:
+        """Connections to the socket."""
+        return aiohttp.UnixConnector(path=str(self._path), limit=0)
+
+    def options(self) -> dict[str, Any]:
+        """Nothing."""
+        return {"headers": {}}
+
+
+class AddressRoute:
+    """Over TCP, straight to the launcher."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.base_url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def connector(self) -> aiohttp.BaseConnector:
+        """Connections to the address."""
+        return aiohttp.TCPConnector(limit=0)
+
+    def options(self) -> dict[str, Any]:
+        """Nothing."""
+        return {"headers": {}}
+
+
 class LauncherClient:
     """Requests to one launcher through one pool of connections.
 
     Args:
-        path: The launcher's socket.
+        route: The way to the launcher.
         epoch: Sent with each request; None for a guest that owns nothing.
+        where: Names the sandbox in errors.
+
+    Attributes:
+        explain: Asked for the reason when a launcher that did answer is silent; None asks nobody.
     """
 
-    def __init__(self, path: Path, token: str, epoch: int | None, *, margin_s: float, where: str) -> None:
+    def __init__(self, route: Route, token: str, epoch: int | None, *, margin_s: float, where: str) -> None:
         headers = {_KEY_HEADER: token}
         if epoch is not None:
             headers[_EPOCH_HEADER] = str(epoch)
         self._margin_s = margin_s
         self._where = where
+        self.explain: Callable[[], Awaitable[Diagnosis | None]] | None = None
+        self._epoch = epoch
+        self._route = route
         self._http = aiohttp.ClientSession(
-            "http://sandbox",
-            connector=aiohttp.UnixConnector(path=str(path), limit=0),
+            route.base_url,
+            connector=route.connector(),
             headers=headers,
             skip_auto_headers=["User-Agent"],
         )
@@ -89,6 +146,43 @@ class LauncherClient:
             parts.append(rest[start : start + length])
             start += length
         return answer, parts
+
+    async def take_over(self, lease_s: float) -> None:
+        """Become the owner: the launcher's answer is the change. Closes the connections if that fails.
+
+        Raises:
+            FencedError: A higher epoch owns the sandbox.
+        """
+        try:
+            await self.call("/sbx/fence", {"epoch": self._epoch})
+            await self.call("/sbx/lease", {"lease_s": lease_s})
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+            raise
+
+    async def answers(self, within_s: float) -> None:
+        """Wait until the launcher answers: it listens a little after its container runs.
+
+        Raises:
+            SandboxLostError: It does not, within the time.
+            AccessError: Its key is another one, or the way to it is closed to us.
+        """
+        deadline_s = anyio.current_time() + within_s
+        pause_s = 0.01
+        last: SandboxLostError | None = None
+        while anyio.current_time() < deadline_s:
+            with anyio.move_on_at(deadline_s):
+                try:
+                    await self.info()
+                    return
+                except SandboxLostError as problem:
+                    last = problem
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.5)
+        raise SandboxLostError(
+            f"{self._where} was not heard of within {within_s:.0f} s", evidence=str(last or "")
+        )
 
     async def info(self) -> dict[str, Any]:
         """What the launcher says about itself."""
@@ -130,17 +224,30 @@ class LauncherClient:
             # carry into its client's task group.
             raise SandboxLostError(f"{self._where} was stopped or detached by this client ({path})")
         try:
-            async with self._http.request(method, path, timeout=timeout, **options) as response:
+            way = self._route.options()
+            headers = {**way.pop("headers"), **options.pop("headers", {})}
+            options |= {**way, "timeout": timeout, "headers": headers}
+            async with self._http.request(method, path.removeprefix("/"), **options) as response:
                 if response.status >= 400:
                     raise _error(await response.read(), response.status, self._where)
                 yield response
         except TimeoutError as problem:
-            raise SandboxLostError(f"{self._where} did not answer within {total} s ({path})") from problem
+            raise await self._lost(f"{self._where} did not answer within {total} s ({path})") from problem
         except (aiohttp.ClientError, ConnectionError, FileNotFoundError) as problem:
-            raise SandboxLostError(
+            raise await self._lost(
                 f"{self._where} does not answer: {type(problem).__name__}: {problem} ({path}); it was "
                 "stopped, its lease ran out, or it was killed"
             ) from problem
+
+    async def _lost(self, message: str) -> SandboxLostError:
+        found = None if self.explain is None else await self.explain()
+        if found is None:
+            return SandboxLostError(message)
+        return SandboxLostError(
+            f"{message}. {found.failure or found.state}: {found.why}",
+            evidence=found.evidence_text,
+            diagnosis=found,
+        )
 
 
 async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -1,10 +1,15 @@
-"""Entry point of both programs: ``python -I -S .../launcher serve|keep``."""
+"""Entry point of the programs: ``python -I -S .../launcher serve|keep|pod|install``."""
 
 import sys
 from importlib import import_module
 from pathlib import Path
 
-PROGRAMS = {"serve": "launcher.server", "keep": "launcher.keeper"}
+PROGRAMS = {
+    "serve": "launcher.server",
+    "keep": "launcher.keeper",
+    "pod": "launcher.pod",
+    "install": "launcher.install",
+}
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import dialect
 from .children import Children
 from .execute import CommandRequest, Outcome, Run, Wake
 from .lease import Lease
@@ -99,12 +100,17 @@ class Box:
         return self.epoch if epoch is None else epoch
 
     def argv_for(self, command: str | Sequence[str]) -> list[str]:
-        """The argument list for a command; a string is for bash."""
-        return ["bash", "-c", command] if isinstance(command, str) else list(command)
+        """The argument list for a command; a string is for `shell`."""
+        return [self.shell().program, "-c", command] if isinstance(command, str) else list(command)
+
+    def shell(self) -> dialect.Dialect:
+        """The shell of this sandbox: bash, or sh as long as there is no bash."""
+        return dialect.of(self.settings.env.get("PATH"))
 
     def environment(self, extra: Mapping[str, str] | None) -> dict[str, str]:
         """The environment of a command; bash reads the start-up files through BASH_ENV."""
-        return {**self.settings.env, "BASH_ENV": str(STARTUP), **(extra or {})}
+        startup = {"BASH_ENV": str(STARTUP)} if self.shell().reads_startup else {}
+        return {**self.settings.env, **startup, **(extra or {})}
 
     def execute(self, request: CommandRequest, wake: Wake, connection: socket.socket | None) -> Outcome:
         """Run a command on its own.
@@ -131,7 +137,7 @@ class Box:
 
         Raises:
             SessionExistsError: There is one of that name, alive.
-            OSError: bash cannot be started.
+            OSError: The shell cannot be started.
         """
         with self._lock:
             held = self._sessions.get(name)
@@ -140,6 +146,7 @@ class Box:
             self._sessions[name] = shell = Shell(
                 self.children,
                 name,
+                self.shell(),
                 cwd=cwd or self.settings.workdir,
                 env={**self.settings.env, **(env or {})},
                 pipes=self.settings.pipes,

@@ -6,22 +6,20 @@ parent of all that runs in the sandbox: orphans fall to it, so that nothing esca
 namespace.
 """
 
-import ctypes
 import fcntl
 import json
 import os
-import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import archive, processes
+from . import archive, orphans, processes
 from .clock import monotonic_s
 
 SOCKET = "http.sock"
@@ -29,9 +27,7 @@ STOP_SOCKET = "stop.sock"
 ALIVE_LOCK = "keeper.lock"
 LOG = "log"
 MARK = "SANDBOX_ID"
-_PR_SET_CHILD_SUBREAPER = 36
 _OVERDUE_S = 5.0
-_KILL_WITHIN_S = 10.0
 _LOG_TAIL = 4096
 
 
@@ -53,7 +49,7 @@ class Keeper:
         os.chdir(self._folder)  # sockets are bound by relative names: their paths are short of room
         lock = os.open(ALIVE_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _adopt_orphans()
+        orphans.adopt()
         self._watch_signals()
         stop_listener = _bind(STOP_SOCKET)
         self._selector.register(stop_listener, selectors.EVENT_READ, lambda: self._take_stop(stop_listener))
@@ -158,7 +154,7 @@ class Keeper:
     def _end(self) -> int:
         problem = ""
         try:
-            _kill_all(self._order["sandbox_id"])
+            orphans.kill_all(partial(_victims, self._order["sandbox_id"]))
             archive.remove_tree(self._folder)
         except OSError as failed:
             problem = f"{self._folder} could not be removed: {failed}"
@@ -180,29 +176,9 @@ def _bind(name: str) -> socket.socket:
     return listener
 
 
-def _adopt_orphans() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _kill_all(sandbox_id: str) -> None:
-    """Kill and reap descendants until there are none; each round may bring new orphans."""
-    give_up = monotonic_s() + _KILL_WITHIN_S
-    while monotonic_s() < give_up:
-        processes.send(_victims(sandbox_id), signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            if not _victims(sandbox_id):
-                return
-        select.select([], [], [], 0.01)
-    raise OSError(f"processes of the sandbox survive SIGKILL: {sorted(_victims(sandbox_id))}")
-
-
-def _victims(sandbox_id: str) -> Sequence[int]:
+def _victims(sandbox_id: str) -> set[int]:
     own = os.getpid()
-    return sorted((processes.descendants_of(own) | processes.marked(MARK, sandbox_id)) - {own})
+    return (processes.descendants_of(own) | processes.marked(MARK, sandbox_id)) - {own}
 
 
 def main(arguments: list[str]) -> int:

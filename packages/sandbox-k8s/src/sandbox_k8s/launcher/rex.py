@@ -128,7 +128,7 @@ def _check_syntax(command: str, call: Call) -> None:
     with call.box.operation(None) as wake:
         outcome = call.box.execute(
             CommandRequest(
-                ["bash", "-n"],
+                [call.box.shell().program, "-n"],
                 cwd=call.box.settings.workdir,
                 env=call.box.settings.env,
                 stdin=command.encode("utf-8", "surrogateescape") + b"\n",
@@ -156,7 +156,7 @@ def execute(call: Call) -> Reply:
     wanted = call.json()
     command = wanted["command"]
     if wanted.get("shell"):
-        argv = ["bash", "-c", command if isinstance(command, str) else command[0]]
+        argv = call.box.argv_for(command if isinstance(command, str) else command[0])
     else:
         argv = [command] if isinstance(command, str) else list(command)
     env = wanted.get("env")

@@ -28,6 +28,7 @@ def info(call: Call) -> Reply:
             "pid": os.getpid(),
             "epoch": box.epoch,
             "lease_left_s": box.lease.left_s(),
+            "shell": box.shell().program,
             "sessions": box.sessions(),
             "running": len(box.children.alive()),
         }

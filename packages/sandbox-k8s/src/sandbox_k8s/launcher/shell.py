@@ -1,4 +1,4 @@
-"""A session: one bash that keeps directory, variables, functions and background jobs between commands.
+"""A session: one shell that keeps directory, variables, functions and background jobs between commands.
 
 Each command has pipes made for it alone, so output that comes late goes nowhere instead of into the next
 answer (the reference server, swe-rex 1.4.0, answers ``late`` and ``next`` together after a time-out).
@@ -16,11 +16,12 @@ from pathlib import Path
 from threading import Lock
 
 from . import processes
-from .bash import Bash
 from .children import Children
 from .clock import monotonic_s
+from .dialect import Dialect
 from .execute import Outcome, Wake, discard, exit_of, peer_left
 from .output import Capture, read_available, read_once
+from .shell_process import ShellProcess
 
 STARTUP = Path(__file__).with_name("startup.sh")
 _INTERRUPT_EVERY_S = 0.25
@@ -54,22 +55,24 @@ class Shell:
         self,
         children: Children,
         name: str,
+        dialect: Dialect,
         *,
         cwd: str,
         env: Mapping[str, str],
         pipes: Path,
         memory_bytes: int | None,
     ) -> None:
-        """Start bash; the start-up files are for the caller to run as its first command.
+        """Start the shell; the start-up files are for the caller to run as its first command.
 
         ``pipes`` is a folder for the named pipes of its commands; ``memory_bytes`` the address space of each
         of its processes, None for no limit.
 
         Raises:
-            OSError: bash is missing, or the system refuses another process.
+            OSError: The shell is missing, or the system refuses another process.
         """
         self.name = name
-        self._bash = Bash(children, cwd=cwd, env=env, memory_bytes=memory_bytes)
+        self._dialect = dialect
+        self._process = ShellProcess(children, dialect, cwd=cwd, env=env, memory_bytes=memory_bytes)
         self._pipes = pipes
         self._lock = Lock()
         self._wake: Wake | None = None
@@ -78,14 +81,14 @@ class Shell:
 
     @property
     def alive(self) -> bool:
-        """Whether its bash still runs."""
-        return self._bash.alive
+        """Whether its shell still runs."""
+        return self._process.alive
 
     def run(self, request: ShellRequest, wake: Wake, connection: socket.socket | None) -> Outcome:
         """Run one command.
 
         A time-out or a cancellation interrupts it. When even SIGKILL for everything it started does not bring
-        bash back to its input, the session is ended and the outcome says so.
+        the shell back to its input, the session is ended and the outcome says so.
 
         Raises:
             ShellBusyError: A command is running.
@@ -98,9 +101,13 @@ class Shell:
                 raise ShellClosedError(f"the shell of session {self.name!r} has ended")
             self._turns += 1
             self._wake = wake
-            self._bash.on_exit = wake.ring
+            self._process.on_exit = wake.ring
             turn = _Turn(
-                self._bash, self._turns, request, wake, self._pipes / f"{self._bash.child.pid}-{self._turns}"
+                self._process,
+                self._turns,
+                request,
+                wake,
+                self._pipes / f"{self._process.child.pid}-{self._turns}",
             )
             try:
                 outcome = turn.run(self._status, connection)
@@ -109,14 +116,15 @@ class Shell:
             self._status = turn.status
             return outcome
         finally:
-            self._bash.on_exit = None
+            self._process.on_exit = None
             self._wake = None
             self._lock.release()
 
     def start_up(self, wake: Wake, sources: Sequence[str], timeout_s: float) -> Outcome:
         """Read the start-up files, then ``sources``; what they print is the outcome's output."""
-        lines = [f". {shlex.quote(path)}" for path in (str(STARTUP), *sources)]
-        return self.run(ShellRequest("; ".join(lines), timeout_s=timeout_s, merge=True), wake, None)
+        files = [str(STARTUP), *sources] if self._dialect.reads_startup else sources
+        command = "; ".join(f". {shlex.quote(path)}" for path in files) or ":"
+        return self.run(ShellRequest(command, timeout_s=timeout_s, merge=True), wake, None)
 
     def interrupt(self) -> bool:
         """End the running command; False when there is none."""
@@ -127,30 +135,33 @@ class Shell:
 
     def close(self) -> None:
         """End the shell and everything below it."""
-        self._bash.close()
+        self._process.close()
 
 
 class _Turn:
     """One command in a shell, from its line to its last byte."""
 
-    def __init__(self, bash: Bash, number: int, request: ShellRequest, wake: Wake, pipe: Path) -> None:
+    def __init__(
+        self, process: ShellProcess, number: int, request: ShellRequest, wake: Wake, pipe: Path
+    ) -> None:
         self.status = 0
-        self._bash = bash
+        self._process = process
         self._number = number
         self._request = request
         self._wake = wake
         self._begun = self._done = self._back = False
-        self._jobs = processes.children_of(bash.child.pid)
+        self._jobs = processes.children_of(process.child.pid)
         self._outcome = Outcome(Capture(request.output_limit), Capture(request.output_limit))
         self._selector = selectors.DefaultSelector()
         self._paths = [pipe.with_name(pipe.name + ".out"), pipe.with_name(pipe.name + ".err")]
         self._streams: dict[int, Capture] = {}
         self._held: list[int] = []
+        pipe.parent.mkdir(parents=True, exist_ok=True)  # a command may have emptied the folder above
         for path, capture in zip(self._paths, (self._outcome.stdout, self._outcome.stderr), strict=True):
             os.mkfifo(path, 0o600)
             self._streams[os.open(path, os.O_RDONLY | os.O_NONBLOCK)] = capture
-            # We hold a write end too: a named pipe without writers reads as ended, and bash has not opened it
-            # yet.
+            # We hold a write end too: a named pipe without writers reads as ended, and the shell has not
+            # opened it yet.
             self._held.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
     def run(self, status: int, connection: socket.socket | None) -> Outcome:
@@ -158,7 +169,7 @@ class _Turn:
         started = monotonic_s()
         self._watch(status, connection)
         deadline = None if self._request.timeout_s is None else started + self._request.timeout_s
-        while not self._done and self._bash.alive:
+        while not self._done and self._process.alive:
             now = monotonic_s()
             if deadline is not None and now >= deadline:
                 self._outcome.timed_out = True
@@ -170,13 +181,13 @@ class _Turn:
         if self._outcome.timed_out or self._outcome.cancelled:
             self.status = 130
             if not self._interrupt():
-                self._bash.close()
+                self._process.close()
         elif self._done:
             self._outcome.exit_code = self.status
         else:
             self._take_marks()
-            self._outcome.exit_code, self._outcome.signal = exit_of(self._bash.child)
-        self._outcome.session_alive = self._bash.alive
+            self._outcome.exit_code, self._outcome.signal = exit_of(self._process.child)
+        self._outcome.session_alive = self._process.alive
         self._outcome.duration_s = monotonic_s() - started
         return self._outcome
 
@@ -196,7 +207,7 @@ class _Turn:
     def _watch(self, status: int, connection: socket.socket | None) -> None:
         out, err = (shlex.quote(str(path)) for path in self._paths)
         line = memoryview(
-            self._bash.line_for(
+            self._process.line_for(
                 self._number,
                 self._request.command,
                 status=status,
@@ -208,13 +219,13 @@ class _Turn:
         def write() -> None:
             nonlocal line
             try:
-                line = line[os.write(self._bash.input_fd, line) :]
+                line = line[os.write(self._process.input_fd, line) :]
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                line = line[:0]  # bash ended: the loop sees that by itself
+                line = line[:0]  # the shell ended: the loop sees that by itself
             if not line:
-                self._selector.unregister(self._bash.input_fd)
+                self._selector.unregister(self._process.input_fd)
 
         def look_at_peer() -> None:
             if connection is not None:
@@ -222,8 +233,8 @@ class _Turn:
                     self._wake.cancel("the caller went away")
                 self._selector.unregister(connection)
 
-        self._selector.register(self._bash.input_fd, selectors.EVENT_WRITE, write)
-        self._selector.register(self._bash.mark_fd, selectors.EVENT_READ, self._take_marks)
+        self._selector.register(self._process.input_fd, selectors.EVENT_WRITE, write)
+        self._selector.register(self._process.mark_fd, selectors.EVENT_READ, self._take_marks)
         for fd, capture in self._streams.items():
             self._selector.register(fd, selectors.EVENT_READ, partial(read_once, fd, capture))
         self._selector.register(self._wake.read_fd, selectors.EVENT_READ, self._wake.clear)
@@ -235,7 +246,7 @@ class _Turn:
             key.data()
 
     def _take_marks(self) -> None:
-        for letter, number, status in self._bash.marks():
+        for letter, number, status in self._process.marks():
             if number != self._number:
                 continue  # an answer to an earlier turn's interrupt
             if letter == "B":
@@ -246,24 +257,24 @@ class _Turn:
                 self._done, self.status = True, status
 
     def _interrupt(self) -> bool:
-        """Bring bash back to its input; False when it would not come."""
+        """Bring the shell back to its input; False when it would not come."""
         now = monotonic_s()
         give_up = now + _LINE_READ_WITHIN_S
-        while not self._begun and self._bash.alive and monotonic_s() < give_up:
+        while not self._begun and self._process.alive and monotonic_s() < give_up:
             self._step(_INTERRUPT_EVERY_S)
         if not self._begun:
-            return not self._bash.alive
+            return not self._process.alive
         now = monotonic_s()
         kill_at = now + self._request.grace_s
         give_up = kill_at + _PROMPT_AFTER_KILL_S
         again = now
-        while not (self._done or self._back) and self._bash.alive and now < give_up:
+        while not (self._done or self._back) and self._process.alive and now < give_up:
             if now >= again:
-                self._bash.interrupt(self._number, self._jobs)
+                self._process.interrupt(self._number, self._jobs)
                 again = now + _INTERRUPT_EVERY_S
             if now >= kill_at:
-                own = processes.descendants_of(self._bash.child.pid, without=self._jobs)
+                own = processes.descendants_of(self._process.child.pid, without=self._jobs)
                 processes.send(own, signal.SIGKILL)
             self._step(min(again, give_up) - now)
             now = monotonic_s()
-        return self._done or self._back or not self._bash.alive
+        return self._done or self._back or not self._process.alive

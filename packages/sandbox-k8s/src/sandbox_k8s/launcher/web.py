@@ -139,12 +139,15 @@ class Site:
         key_hash: Hex sha256 of the key; the key itself is never here.
         routes: By method and path.
         failure: Turns an exception of a route into an answer, given the path.
+        stranger_s: How long a connection may be silent before it has shown the key: whoever has not must not
+            hold a thread.
     """
 
     box: Box
     key_hash: str
     routes: Mapping[tuple[str, str], Route]
     failure: Callable[[str, Exception], Reply]
+    stranger_s: float = 10.0
     replies: Replies = field(default_factory=Replies)
 
 
@@ -154,7 +157,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     daemon_threads = True
 
     def __init__(self, listener: socket.socket, site: Site) -> None:
-        handler = type("Handler", (_Handler,), {"site": site})
+        handler = type("Handler", (_Handler,), {"site": site, "timeout": site.stranger_s})
         super().__init__(("", 0), handler)
         self.socket = listener
 
@@ -205,6 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
             detail = "Invalid API Key" if key else "Not authenticated"
             self._send(Reply.json({"detail": detail, "error": "auth", "message": detail}, status=401))
             return
+        self.connection.settimeout(None)
         address = urlsplit(self.path)
         route = self.site.routes.get((self.command, address.path))
         if route is None:

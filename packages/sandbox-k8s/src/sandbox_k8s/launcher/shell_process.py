@@ -1,4 +1,4 @@
-r"""An interactive bash without a terminal: lines go in through a pipe, marks come back over a descriptor.
+"""An interactive shell without a terminal: lines go in through a pipe, marks come back over a descriptor.
 
 Interactive, because an interrupt then ends the running command and not the shell. Without a terminal there is
 no job control, so nothing is ever stopped. There is no prompt to recognise, so nothing that a
@@ -15,43 +15,49 @@ from contextlib import suppress
 
 from . import processes
 from .children import Children
+from .dialect import Dialect
 from .output import READ_SIZE
 
 _MARK_FD = 200
 _MARK = re.compile(rb"([BDS]) (\d+)(?: (\d+))?")
-_PREPARE = (
-    'set +H +o history; unset HISTFILE MAILCHECK PROMPT_COMMAND; PS1= PS2=; __sbx_status() { return "$1"; }\n'
-)
 
 
-class Bash:
+class ShellProcess:
     """The process, its input and its marks.
 
     Attributes:
         input_fd: Non-blocking; whole lines as `line_for` gives them.
         mark_fd: Non-blocking; read it through `marks`.
-        on_exit: Called from another thread when bash ended.
+        on_exit: Called from another thread when the shell ended.
     """
 
     def __init__(
-        self, children: Children, *, cwd: str, env: Mapping[str, str], memory_bytes: int | None
+        self,
+        children: Children,
+        dialect: Dialect,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        memory_bytes: int | None,
     ) -> None:
         self.on_exit: Callable[[], None] | None = None
+        self._dialect = dialect
         self._partial = b""
         self.mark_fd, mark_write = os.pipe()
         input_read, self.input_fd = os.pipe()
-        # A high number: commands use the low ones. Each command has it closed (see line_for).
+        # A high number: commands use the low ones. Each command has it closed (see Dialect.line).
         self._their_mark_fd = fcntl.fcntl(mark_write, fcntl.F_DUPFD, _MARK_FD)
+        own = dialect.own_mark_fd
         try:
             self.child = children.start(
-                ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+                [dialect.program, *dialect.interactive],
                 on_exit=self._exited,
                 cwd=cwd,
-                env={**env, "PS1": "", "PS2": ""},
+                env=dialect.session_environment(env),
                 stdin=input_read,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if own else mark_write,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[self._their_mark_fd],
+                pass_fds=[self._their_mark_fd] if own else [],
             )
         except BaseException:
             os.close(self.mark_fd)
@@ -61,34 +67,24 @@ class Bash:
             for fd in (mark_write, self._their_mark_fd, input_read):
                 os.close(fd)
         limit = "" if memory_bytes is None else f"ulimit -v {memory_bytes // 1024}\n"
-        os.write(self.input_fd, (_PREPARE + limit).encode())
+        os.write(self.input_fd, (dialect.prepare(env) + limit).encode("utf-8", "surrogateescape"))
         os.set_blocking(self.input_fd, False)
         os.set_blocking(self.mark_fd, False)
 
     @property
     def alive(self) -> bool:
-        """Whether bash runs."""
+        """Whether the shell runs."""
         return not self.child.exited.is_set()
 
     def line_for(self, turn: int, command: str, *, status: int, out: str, err: str) -> bytes:
-        r"""The line that runs one command.
-
-        ``B turn`` says that the line was read whole (an interrupt before that would leave bash in the middle
-        of somebody's quotes), ``D turn status`` that the command ended.
-        """
-        quoted = command.replace("'", "'\\''")
-        fd = self._their_mark_fd
-        return (
-            f"echo B {turn} >&{fd}; {{ __sbx_status {status}; eval '{quoted}'; }} "
-            f"</dev/null >{out} 2>{err} {fd}>&-; echo D {turn} $? >&{fd}\n"
-        ).encode("utf-8", "surrogateescape")
+        """The line that runs one command; see `Dialect.line`."""
+        return self._dialect.line(turn, command, status=status, out=out, err=err, mark_fd=self._their_mark_fd)
 
     def interrupt(self, turn: int, jobs: Iterable[int]) -> None:
-        """Do what Ctrl-C does, sparing ``jobs``; bash answers ``S turn`` once it reads its input again."""
-        # No quotes in this line: an interrupt may swallow its beginning, and the rest must stay harmless.
+        """Do what Ctrl-C does, sparing ``jobs``; ``S turn`` comes once the shell reads its input again."""
         with suppress(BlockingIOError, BrokenPipeError):
-            os.write(self.input_fd, f"\necho S {turn} >&{self._their_mark_fd}\n".encode())
-        # Bash first: a child that dies of an interrupt which bash has not seen just makes it go on.
+            os.write(self.input_fd, self._dialect.question(turn, self._their_mark_fd))
+        # The shell first: a child that dies of an interrupt which it has not seen just makes it go on.
         own = processes.descendants_of(self.child.pid, without=jobs)
         processes.send([self.child.pid, *own], signal.SIGINT)
 
@@ -101,7 +97,7 @@ class Bash:
         return [(mark[1].decode(), int(mark[2]), int(mark[3] or 0)) for mark in found if mark]
 
     def close(self) -> None:
-        """End bash and everything below it, background jobs too."""
+        """End the shell and everything below it, background jobs too."""
         tree = processes.tree_of(self.child.pid)
         processes.send_group(self.child.pid, signal.SIGKILL)
         processes.send(tree, signal.SIGKILL)

@@ -1,0 +1,96 @@
+"""What a back end does for a client: one life cycle, two kinds of places."""
+
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol
+
+from .config import ClientConfig
+from .handle import SandboxHandle
+from .spec import SandboxSpec
+from .stats import ReapedSandbox, SandboxInfo
+from .transport import LauncherClient
+
+
+class Running(NamedTuple):
+    """A sandbox that answers, and the connections to its launcher."""
+
+    handle: SandboxHandle
+    launcher: LauncherClient
+
+
+class Backend(Protocol):
+    """Where sandboxes live: on this machine or in pods.
+
+    Whatever is cancelled or fails in here leaves nothing behind: no sandbox without an owner, no open
+    connection. The epoch of the handle that is passed in says who asks.
+    """
+
+    @property
+    def config(self) -> ClientConfig:
+        """The settings."""
+        ...
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Check the settings and hold what all sandboxes share; the client is inside for its whole life.
+
+        Raises:
+            ConfigError: The settings do not fit the place.
+            BackendUnavailableError: The place is not there.
+        """
+        ...
+
+    async def start(self, spec: SandboxSpec) -> Running:
+        """Start a sandbox of epoch 1.
+
+        Raises:
+            ConfigError: The spec asks for what this place does not have.
+            SandboxStartError: It did not come up; nothing is left of it.
+        """
+        ...
+
+    async def guest(self, handle: SandboxHandle) -> Running:
+        """Connect without becoming the owner."""
+        ...
+
+    async def take(self, handle: SandboxHandle) -> Running:
+        """Become the owner: win the next epoch, then tell the launcher, whose answer is the change.
+
+        Raises:
+            SandboxNotFoundError: It has ended.
+            FencedError: Another worker is quicker.
+            AccessError: It was made with another run key.
+            ConfigError: It lives in another place than this client's.
+        """
+        ...
+
+    async def renewed(self, handle: SandboxHandle) -> None:
+        """Told after each heartbeat that the launcher answered.
+
+        Raises:
+            FencedError: Another worker owns it.
+        """
+        ...
+
+    async def detached(self, handle: SandboxHandle, expires_ns: int) -> None:
+        """Record that it waits for its next owner until then; an epoch that is not the owner's is ignored."""
+        ...
+
+    async def stop(self, handle: SandboxHandle) -> None:
+        """End a sandbox and wait until it is gone.
+
+        Raises:
+            FencedError: Another worker owns it.
+            SandboxLostError: Its end was not confirmed.
+        """
+        ...
+
+    def released(self, handle: SandboxHandle) -> None:
+        """It is not this client's any more: stopped, detached, or taken by another worker."""
+        ...
+
+    async def list(self) -> tuple[SandboxInfo, ...]:
+        """All sandboxes of this place, of any client, by id."""
+        ...
+
+    async def reap(self, *, dry_run: bool) -> tuple[ReapedSandbox, ...]:
+        """Remove what ended, or outlived its lease."""
+        ...

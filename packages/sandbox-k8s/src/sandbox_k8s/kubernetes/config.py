@@ -1,0 +1,132 @@
+"""Settings of the Kubernetes back end."""
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import msgspec
+
+from sandbox_k8s.config import ClientConfig
+from sandbox_k8s.errors import ConfigError
+
+DataPath = Literal["pod_ip", "api_proxy", "port_forward"]
+
+TOOLS_PATH = "/opt/sandbox-k8s"
+
+
+class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the launcher and its Python get into an image that knows nothing of them.
+
+    Attributes:
+        kind: ``image_volume`` mounts the tools image (Kubernetes 1.35 or newer, or 1.33 with the feature gate
+            ImageVolume; containerd 2.1 or newer); ``init_copy`` copies it into an empty volume with an init
+            container and works everywhere; ``baked``: the sandbox's image has it at ``path``.
+        image: The tools image, made by ``sandbox-k8s build-tools``; None for ``baked`` only.
+        path: Where the tree is in the sandbox.
+    """
+
+    kind: Literal["image_volume", "init_copy", "baked"]
+    image: str | None = None
+    path: str = TOOLS_PATH
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        if (self.kind == "baked") == (self.image is not None):
+            needs = "takes no tools image" if self.image else "needs a tools image"
+            raise ConfigError(f"Injection(kind={self.kind!r}) {needs}")
+        if not PurePosixPath(self.path).is_absolute():
+            raise ConfigError(f"Injection.path {self.path!r} is not absolute")
+
+
+class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the Kubernetes back end, beside those of `ClientConfig`.
+
+    Attributes:
+        injection: How the launcher gets into the images.
+        cluster: What the workers of a run call the cluster, however they reach it; part of every token.
+        namespace: Where the pods are.
+        run: Label of all pods of a run; one watch, `list` and `reap` are about one run.
+        kubeconfig: None is in-cluster configuration inside a pod, else ``$KUBECONFIG`` or ``~/.kube/config``.
+        context: Of the kubeconfig; None is its current one.
+        run_key_file: File with the key from which every sandbox's token is derived, made with mode 0600 when
+            it is missing. All workers of a run need the same one.
+        image: For specs that name none.
+        cpu: Cores of a sandbox, as request and limit, for specs that say nothing.
+        memory_bytes: The same for memory.
+        disk_bytes: The same for what it writes outside mounted volumes.
+        image_pull_policy: None leaves it to Kubernetes.
+        image_pull_secrets: Names of secrets of the namespace.
+        runtime_class: For example ``gvisor``; None is the cluster's default.
+        node_selector: Labels that a node must have, beside the architecture.
+        architecture: What the tools tree was built for.
+        tolerations: As in a pod's spec.
+        run_as_user: Numeric user (and group) instead of the image's; root is then refused.
+        read_only_root: Only the working directory, the home of a sandbox without one, and ``/tmp`` can be
+            written.
+        add_capabilities: Kept although all others are dropped, for example ``CHOWN``.
+        port: The launcher's.
+        data_path: How to reach the launcher; None tries the pod's address, the API server's pod proxy and
+            port-forward, once, and keeps to what worked first.
+        max_lifetime_s: ``activeDeadlineSeconds``: the last stop, whatever leases say.
+        failing_timeout_s: How long a pod may be failing (no room in the cluster, a registry that is down)
+            while Kubernetes keeps trying. What cannot heal fails at once.
+        record_s: How far ahead of now the pod's annotation says that the sandbox is alive, at least; a reaper
+            removes it after that. The launcher itself ends with the much shorter lease.
+        api_timeout_s: For one request to the API server; less than the 34 s after which it gives up itself.
+        api_threads: Requests to the API server at the same time.
+        watch_s: How long one watch request lasts; silence for 5 s more means that the connection is dead.
+    """
+
+    injection: Injection
+    cluster: str = "default"
+    namespace: str = "default"
+    run: str = "default"
+    kubeconfig: Path | None = None
+    context: str | None = None
+    run_key_file: Path | None = None
+    image: str | None = None
+    cpu: float = 1.0
+    memory_bytes: int = 2 << 30
+    disk_bytes: int = 4 << 30
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    runtime_class: str | None = None
+    node_selector: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    architecture: Literal["amd64", "arm64"] = "amd64"
+    tolerations: tuple[dict[str, Any], ...] = ()
+    run_as_user: int | None = None
+    read_only_root: bool = False
+    add_capabilities: tuple[str, ...] = ()
+    port: int = 8000
+    data_path: DataPath | None = None
+    start_timeout_s: float = 600.0
+    stop_timeout_s: float = 30.0
+    max_lifetime_s: int = 86400
+    failing_timeout_s: float = 120.0
+    record_s: float = 600.0
+    api_timeout_s: float = 20.0
+    api_threads: int = 8
+    watch_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        super().__post_init__()
+        for name in ("failing_timeout_s", "record_s", "api_threads", "watch_s", "max_lifetime_s", "cpu"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"KubernetesConfig.{name} must be positive, got {getattr(self, name)}")
+        if not 0 < self.api_timeout_s < 34:
+            raise ConfigError(f"KubernetesConfig.api_timeout_s must be below 34 s, got {self.api_timeout_s}")
+        if not re.fullmatch("[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", self.run):
+            raise ConfigError(
+                f"KubernetesConfig.run {self.run!r} is no label: 1 to 63 of A-Z, a-z, 0-9, '-', '_' and '.', "
+                "with a letter or digit at both ends"
+            )
+        if not 0 < self.port < 65536:
+            raise ConfigError(f"KubernetesConfig.port must lie between 1 and 65535, got {self.port}")
+        if self.run_as_user == 0:
+            raise ConfigError("KubernetesConfig.run_as_user is for a user that is not root; leave it out")
+
+    def resolved_run_key_file(self) -> Path:
+        """The run key's file, by default one of this user's."""
+        home = Path.home() / ".local" / "state" / "sandbox-k8s"
+        return (self.run_key_file or home / "run.key").expanduser().absolute()

@@ -1,0 +1,126 @@
+"""The way to the launchers of a cluster: by the pods' addresses, the API server's proxy, or port-forward."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+import anyio
+
+from sandbox_k8s.errors import AccessError, SandboxLostError
+from sandbox_k8s.stats import ClientStats
+from sandbox_k8s.transport import AddressRoute, LauncherClient, Route, UnixRoute
+
+from .access import ApiAccess
+from .config import DataPath, KubernetesConfig
+from .forward import PortForwards
+
+_log = logging.getLogger("sandbox_k8s")
+_ORDER: tuple[DataPath, ...] = ("pod_ip", "api_proxy", "port_forward")
+_TRY_S = 4.0
+
+
+class ProxyRoute:
+    """Over the API server's pod proxy."""
+
+    def __init__(self, access: ApiAccess, namespace: str, pod: str, port: int) -> None:
+        self._access = access
+        self.base_url = f"{access.base_url}api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/"
+
+    def connector(self) -> aiohttp.BaseConnector:
+        """Connections to the API server."""
+        return aiohttp.TCPConnector(ssl=self._access.tls or True, limit=0)
+
+    def options(self) -> dict[str, Any]:
+        """What the API server wants to see."""
+        return self._access.options()
+
+
+class DataPaths:
+    """Connects to launchers. The way is chosen with the first sandbox, and then kept."""
+
+    def __init__(
+        self, config: KubernetesConfig, access: ApiAccess, forwards: PortForwards, stats: ClientStats
+    ) -> None:
+        self.chosen: DataPath | None = config.data_path
+        self._config = config
+        self._access = access
+        self._forwards = forwards
+        self._stats = stats
+        self._choosing = anyio.Lock()
+
+    async def connect(
+        self, pod: Mapping[str, Any], client: Callable[[Route], LauncherClient], within_s: float
+    ) -> LauncherClient:
+        """A launcher that answers.
+
+        Args:
+            pod: As the API server shows it.
+            client: Makes the client of a route.
+            within_s: How long the launcher may take to come up.
+
+        Raises:
+            SandboxLostError: It does not answer, or not on the way that works for others.
+            AccessError: Its key is another one, or the API server keeps the way closed.
+        """
+        if self.chosen is None:
+            async with self._choosing:
+                if self.chosen is None:
+                    return await self._choose(pod, client)
+        return await self._try(self.chosen, pod, client, within_s)
+
+    async def _choose(
+        self, pod: Mapping[str, Any], client: Callable[[Route], LauncherClient]
+    ) -> LauncherClient:
+        refused: list[str] = []
+        for path in _ORDER:
+            try:
+                launcher = await self._try(path, pod, client, _TRY_S)
+            except (SandboxLostError, AccessError) as problem:
+                refused.append(f"{path}: {problem}")
+                continue
+            self.chosen = path
+            _log.log(
+                logging.WARNING if refused else logging.INFO,
+                "sandboxes of %s/%s are reached by %s; KubernetesConfig(data_path=%r) says so at once%s",
+                *(self._config.cluster, self._config.namespace, path, path),
+                "".join(f"\n{one}" for one in refused),
+            )
+            return launcher
+        raise SandboxLostError(
+            f"pod {pod['metadata']['name']} runs and no way leads to its launcher",
+            evidence="\n".join(refused),
+        )
+
+    async def _try(
+        self,
+        path: DataPath,
+        pod: Mapping[str, Any],
+        client: Callable[[Route], LauncherClient],
+        within_s: float,
+    ) -> LauncherClient:
+        launcher = client(await self._route(path, pod))
+        try:
+            await launcher.answers(within_s)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await launcher.close()
+            raise
+        self._count(path)
+        return launcher
+
+    async def _route(self, path: DataPath, pod: Mapping[str, Any]) -> Route:
+        name: str = pod["metadata"]["name"]
+        if path == "pod_ip":
+            return AddressRoute(pod["status"]["podIP"], self._config.port)
+        if path == "api_proxy":
+            return ProxyRoute(self._access, self._config.namespace, name, self._config.port)
+        return UnixRoute(await self._forwards.socket_of(name, self._config.port))
+
+    def _count(self, path: DataPath) -> None:
+        if path == "pod_ip":
+            self._stats.pod_ip += 1
+        elif path == "api_proxy":
+            self._stats.api_proxy += 1
+        else:
+            self._stats.port_forward += 1

@@ -1,0 +1,77 @@
+"""What a followed pod means for those who wait for it: it is ready, it never will be, it is lost."""
+
+import anyio
+
+from sandbox_k8s.errors import SandboxStartError
+
+from .classify import classify
+from .config import KubernetesConfig
+from .diagnosis import Diagnosis, overdue
+from .watch import FollowedPod
+
+_REPORT_S = 3.0
+
+
+async def until_ready(followed: FollowedPod, config: KubernetesConfig) -> None:
+    """Return when the pod is ready.
+
+    Raises:
+        SandboxStartError: It never will be, or took too long; with the diagnosis.
+    """
+    deadline_s = anyio.current_time() + config.start_timeout_s
+    give_up_s = deadline_s
+    while True:
+        changed = followed.changed
+        found = _look(followed)
+        if found.state == "ready":
+            return
+        if found.state in ("failed", "stopping"):
+            raise start_error(followed, found)
+        if found.state != "failing":
+            give_up_s = deadline_s
+        elif give_up_s == deadline_s:
+            give_up_s = min(deadline_s, anyio.current_time() + config.failing_timeout_s)
+        with anyio.move_on_at(give_up_s) as waiting:
+            await changed.wait()
+        if waiting.cancelled_caught:
+            raise start_error(followed, overdue(_look(followed)))
+
+
+async def until_failed(followed: FollowedPod) -> SandboxStartError:
+    """The error for a pod that was ready, once it fails after all: a launcher that ends at once."""
+    while True:
+        changed = followed.changed
+        found = _look(followed)
+        if found.state in ("failed", "stopping"):
+            return start_error(followed, found)
+        await changed.wait()
+
+
+def start_error(followed: FollowedPod, found: Diagnosis) -> SandboxStartError:
+    """The error for a pod that does not come up."""
+    return SandboxStartError(
+        f"pod {followed.name} did not come up: {found.failure}: {found.why}",
+        evidence=found.evidence_text,
+        diagnosis=found,
+    )
+
+
+async def why_lost(followed: FollowedPod) -> Diagnosis | None:
+    """Why a pod's launcher is silent; None when its pod shows nothing wrong within a few seconds.
+
+    A cut connection comes first, the kubelet's report up to a second or two later.
+    """
+    with anyio.move_on_after(_REPORT_S):
+        while True:
+            changed = followed.changed
+            found = _look(followed)
+            if found.state not in ("ready", "starting", "unknown"):
+                return found
+            await changed.wait()
+    return None
+
+
+def _look(followed: FollowedPod) -> Diagnosis:
+    if followed.pod is None:
+        return Diagnosis(state="starting", waits_for="node", why="it was not seen yet")
+    return classify(followed.pod, followed.events, deleted=followed.gone)

@@ -1,0 +1,221 @@
+"""One watch over the pods of a run and one over events, for everybody who waits for something."""
+
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from sandbox_k8s.errors import ClusterError
+from sandbox_k8s.stats import ClientStats
+
+from . import records
+from .api import PodApi, PodMissingError, refusal
+from .config import KubernetesConfig
+from .streams import ApiStreams
+
+_log = logging.getLogger("sandbox_k8s")
+_MOST_EVENTS = 64
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+_GONE = 410
+_TOO_SHORT_S = 0.5
+
+
+class FollowedPod:
+    """The newest that is known of one pod.
+
+    Attributes:
+        pod: JSON of the pod; None before it was created or seen.
+        gone: The API server has no such pod any more; ``pod`` is its last state.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pod: dict[str, Any] | None = None
+        self.gone = False
+        self._events: dict[str, dict[str, Any]] = {}
+        self._changed = anyio.Event()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Events about pods of this name, the oldest first."""
+        return list(self._events.values())
+
+    @property
+    def changed(self) -> anyio.Event:
+        """Set at the next change. Get it before looking, so that no change is missed."""
+        return self._changed
+
+    def created(self, pod: dict[str, Any]) -> None:
+        """Take the answer of a create or a GET, unless the watch was quicker and knows more."""
+        if self.pod is None:
+            self.see(pod)
+
+    def see(self, pod: dict[str, Any], *, gone: bool = False) -> None:
+        """Take a newer state."""
+        self.pod, self.gone = pod, gone
+        self._tell()
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take an event; its repetitions replace it, the oldest make room."""
+        self._events[event["metadata"]["uid"]] = event
+        if len(self._events) > _MOST_EVENTS:
+            del self._events[next(iter(self._events))]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+class PodWatch:
+    """Follows pods by name. Costs two connections however many they are, none before the first.
+
+    What nobody follows is not kept.
+    """
+
+    def __init__(
+        self, api: PodApi, streams: ApiStreams, config: KubernetesConfig, stats: ClientStats
+    ) -> None:
+        self._api = api
+        self._streams = streams
+        self._selector = records.selector(config.run)
+        self._path = f"api/v1/namespaces/{config.namespace}"
+        self._lasts_s = config.watch_s
+        self._stats = stats
+        self._followed: dict[str, FollowedPod] = {}
+        self._wanted = anyio.Event()
+
+    def follow(self, name: str) -> FollowedPod:
+        """Begin to follow a pod, before it is created."""
+        self._wanted.set()
+        return self._followed.setdefault(name, FollowedPod(name))
+
+    def unfollow(self, name: str) -> None:
+        """Forget a pod."""
+        self._followed.pop(name, None)
+
+    def find(self, name: str) -> FollowedPod | None:
+        """A pod that is followed."""
+        return self._followed.get(name)
+
+    async def run(self) -> None:
+        """Watch, until cancelled."""
+        await self._wanted.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow, tasks, "pods", self._list_pods, self._take_pod)
+            tasks.start_soon(self._follow, tasks, "events", self._list_events, self._take_event)
+
+    async def _follow(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        kind: str,
+        list_all: Callable[[anyio.abc.TaskGroup], Coroutine[Any, Any, str]],
+        take: Callable[[anyio.abc.TaskGroup, dict[str, Any]], None],
+    ) -> None:
+        """List, then watch from there; watch again from the last version; list again when it has expired."""
+        version = ""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                if not version:
+                    self._stats.lists += 1
+                    version = await list_all(tasks)
+                self._stats.watches += 1
+                begun_s = anyio.current_time()
+                version = await self._watch_from(version, kind, tasks, take)
+                if anyio.current_time() - begun_s < _TOO_SHORT_S:
+                    await anyio.sleep(pause_s)
+                pause_s = _FIRST_PAUSE_S
+            except ClusterError as problem:
+                if problem.code == _GONE:
+                    version = ""
+                    continue
+                self._stats.watch_failures += 1
+                if pause_s == _FIRST_PAUSE_S:
+                    _log.warning("%s; trying again until it works", problem)
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _watch_from(
+        self,
+        version: str,
+        kind: str,
+        tasks: anyio.abc.TaskGroup,
+        take: Callable[[anyio.abc.TaskGroup, dict[str, Any]], None],
+    ) -> str:
+        """Take what one watch brings; the version to go on from."""
+        query = {"resourceVersion": version}
+        query |= _EVENTS_OF_PODS if kind == "events" else {"labelSelector": self._selector}
+        async with aclosing(self._streams.watch(f"{self._path}/{kind}", query, self._lasts_s)) as changes:
+            async for change in changes:
+                if change["type"] == "ERROR":
+                    # 410: the version is too old, or the API server was restarted and has forgotten it.
+                    said: dict[str, Any] = change["object"]
+                    raise refusal(f"watching {kind}", said.get("code", 0), json.dumps(said))
+                version = change["object"]["metadata"]["resourceVersion"]
+                if change["type"] != "BOOKMARK":
+                    take(tasks, change)
+        return version
+
+    async def _list_pods(self, tasks: anyio.abc.TaskGroup) -> str:
+        # Those that are missing below must have been there before the list was asked for.
+        before = [one for one in self._followed.values() if one.pod is not None and not one.gone]
+        listing = await self._api.list(self._selector)
+        there = {pod["metadata"]["name"]: pod for pod in listing.items}
+        for name, pod in there.items():
+            followed = self._followed.get(name)
+            if followed is not None:
+                followed.see(pod)
+        for followed in before:
+            if followed.name not in there:
+                tasks.start_soon(self._make_sure, followed)
+        return listing.resource_version
+
+    async def _list_events(self, tasks: anyio.abc.TaskGroup) -> str:
+        """Where events begin: those of pods that are not followed yet are of no use."""
+        return await self._api.events_version()
+
+    def _take_pod(self, tasks: anyio.abc.TaskGroup, change: Mapping[str, Any]) -> None:
+        pod: dict[str, Any] = change["object"]
+        followed = self._followed.get(pod["metadata"]["name"])
+        if followed is None:
+            return
+        if change["type"] != "DELETED":
+            followed.see(pod)
+        elif "deletionTimestamp" in pod["metadata"]:
+            followed.see(pod, gone=True)
+        else:
+            # It left the selector: somebody changed its labels. Or it was deleted with no grace at all.
+            tasks.start_soon(self._make_sure, followed)
+
+    def _take_event(self, tasks: anyio.abc.TaskGroup, change: Mapping[str, Any]) -> None:
+        event: dict[str, Any] = change["object"]
+        followed = self._followed.get(event["involvedObject"]["name"])
+        if followed is not None and change["type"] != "DELETED":
+            followed.hear(event)
+
+    async def _make_sure(self, followed: FollowedPod) -> None:
+        """Ask for a pod that the watch does not show any more."""
+        last = followed.pod
+        if last is None:
+            return
+        try:
+            found = await self._api.get(followed.name)
+        except PodMissingError:
+            followed.see(last, gone=True)
+            return
+        except ClusterError as problem:
+            _log.warning("%s; the next list tells", problem)
+            return
+        if found["metadata"]["uid"] == last["metadata"]["uid"]:
+            followed.see(found)
+        else:
+            followed.see(last, gone=True)
+
+
+_EVENTS_OF_PODS = {"fieldSelector": "involvedObject.kind=Pod"}
