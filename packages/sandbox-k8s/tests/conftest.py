@@ -289,9 +289,12 @@ def script() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Run Python in another process; what it prints is read line by line. Killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
+    # What a shell starts in the background ignores SIGINT, and so would this.
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
     def run(code: str, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
+            [sys.executable, "-c", heard + code, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

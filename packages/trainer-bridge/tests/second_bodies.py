@@ -178,6 +178,7 @@ TABLES: dict[str, list[tuple[Any, ...]]] = {
         SESSION, ("role", one_of("producer", "observer", "rank")), ("peer", ID), ("name", NAME),
         ("minor_min", U8), ("minor_max", U8), ("schemas", array(row(WORD, U64), 64)),
         ("features", FEATURES, []), ("epoch", U32, 0), ("streams", array(row(U32, U63), 4096), []),
+        ("starts", array(U63, 4096), []),
     ],
     "WELCOME": [
         SESSION, ("receiver", ID), ("minor", U8), ("schema", WORD), ("features", FEATURES), ("window", U32),
@@ -199,7 +200,10 @@ TABLES: dict[str, list[tuple[Any, ...]]] = {
     "CREDIT": [SESSION, ("sequence_limit", U63), ("byte_limit", U63)],
     "BYE": [SESSION, ("reason", TEXT, "")],
     "ERROR": [SESSION, ("code", U16), ("text", TEXT), ("epoch", U32, 0), ("sequence", U63, 0)],
-    "REPORT": [SESSION, ("generation", U63), ("last_sequence", U63, 0), ("unsettled", U63, 0)],
+    "REPORT": [
+        SESSION, ("generation", U63), ("last_sequence", U63, 0), ("unsettled", U63, 0),
+        ("holes", array(row(U32, U63, U63), 256), []),
+    ],
     "ASK": [SESSION, ("rank", U32), ("world", U32), ("groups", U32), ("last", U63, 0)],
     "SHARE": [
         SESSION, ("step", U63), ("groups", array(table("GROUP"))), ("totals", table("TOTALS"), None),

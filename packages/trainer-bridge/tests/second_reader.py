@@ -84,7 +84,11 @@ def check_place(hello: dict[str, Any], data: dict[str, Any]) -> None:
     """Whether a producer that said this HELLO may send this message."""
     if hello["role"] != "producer" or data["producer"] != hello["peer"]:
         raise RefusedError("wrong_role")
-    if data["epoch"] not in [epoch for epoch, _ in hello["streams"]] or data["sequence"] < 1:
+    epochs = [epoch for epoch, _ in hello["streams"]]
+    if data["epoch"] not in epochs or data["sequence"] < 1:
+        raise RefusedError("bad_sequence")
+    starts = hello["starts"] or [first for _, first in hello["streams"]]
+    if any(data["sequence"] >= start for start in starts[epochs.index(data["epoch"]) + 1 :]):
         raise RefusedError("bad_sequence")
 
 

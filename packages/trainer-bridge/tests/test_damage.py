@@ -203,6 +203,30 @@ def test_a_damaged_record_holds_up_no_other(
         assert (stats.inherited, stats.lost) == (0, 0), "it was said once"
 
 
+def test_a_spool_that_gives_nothing_back_for_a_moment_ends_no_sender(
+    tmp_path: Path,
+    sender: Callable[..., SampleSender],
+    receiver_config: Callable[..., ReceiverConfig],
+    wait: Wait,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with sender(NOWHERE) as worker:
+        for n in range(12):
+            worker.send(make_sample(n))
+        worker.close(drain_s=0.0)
+    first = files(tmp_path / "spool")[0]
+    with SampleReceiver(config=receiver_config()) as receiver, sender(receiver.address) as worker:
+        first.rename(tmp_path / "away")
+        first.mkdir()  # as with too many open files: it cannot be opened, and nobody says that it is gone
+        wait(lambda: worker.stats().disk_faults > 1)
+        first.rmdir()
+        (tmp_path / "away").rename(first)
+        assert train(receiver) == list(range(12))
+        assert worker.wait_settled(10.0)
+        assert (worker.stats().lost, worker.stats().dropped) == (0, {})
+    assert len([each for each in caplog.messages if "cannot read record" in each]) == 1
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_missing_file_is_named_and_holds_up_no_other(
     tmp_path: Path,

@@ -98,7 +98,7 @@ def test_who_makes_its_own_answer_too_large_is_given_up_and_nobody_else(scene: S
         it.say(client, hello(epoch=300, streams=streams))
         ledger = it.receiver._loop.session.ledger  # pyright: ignore[reportPrivateUsage]
         for state in ledger.producers[PEERS[0]].streams.values():
-            for number in range(2**40, 2**40 + 600, 2):
+            for number in range(2**40, 2**40 + 1024, 2):
                 state.received.add(number)
         it.network.run(1.5)
         assert it.receiver.stats().rejected == {"too_large": 1}

@@ -26,8 +26,7 @@ LIVES = 16
 """Of each end; after so many deaths it is spared."""
 LONGEST = {"mortal_sender.py": 200, "mortal_trainer.py": 300}
 """Steps of a life. Short and long ones are as likely (by the logarithm), so that many end in greetings, in
-restarts and in the first acknowledgements. Messages come in bundles: a run without a death has about a
-thousand steps at either end."""
+restarts and in the first acknowledgements."""
 
 
 class Mortal:

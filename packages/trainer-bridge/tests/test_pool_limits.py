@@ -300,6 +300,8 @@ def test_which_records_say_that_a_group_is_over() -> None:
     ended.note_ended(b"all stale", dropped="stale")
     ended.note_ended(b"partly stale", dropped="stale")
     ended.note_live(b"partly stale")
+    ended.note_ended(b"not known why", dropped=None)
+    ended.note_live(b"not known why")
     assert ended.over() == [b"gone", b"trained", b"given up", b"all stale"]
 
 

@@ -181,14 +181,14 @@ def test_a_trainer_goes_back_to_as_many_checkpoints_as_are_kept(
         assert train(receiver, 1) == [18]
 
 
-def test_nothing_goes_before_there_are_as_many_checkpoints_as_are_kept() -> None:
+def test_nothing_goes_before_there_are_as_many_checkpoints_as_are_kept(tmp_path: Path) -> None:
     def checkpoint(upto: int) -> ReceiverState:
         return ReceiverState(done={"ab" * 16: ((1, upto, ()),)})
 
     def allowed(upto: int) -> bool:
         return retention.allows(checkpoint(upto).watermark())
 
-    retention = Retention("checkpoint", 2)
+    retention = Retention(tmp_path, "checkpoint", 2)
     assert not allowed(1)
     retention.saved(checkpoint(5))
     retention.saved(checkpoint(5))
@@ -198,9 +198,23 @@ def test_nothing_goes_before_there_are_as_many_checkpoints_as_are_kept() -> None
     retention.saved(checkpoint(12))
     assert (allowed(9), allowed(10)) == (True, False)
     retention.loaded(checkpoint(9))
-    assert not allowed(1), "the checkpoints after it are void, and those before it are not known any more"
+    assert not allowed(1), "the checkpoints after it are void, and only one before them is known"
     retention.saved(checkpoint(14))
     assert (allowed(9), allowed(10)) == (True, False)
+    retention.save()
+    again = Retention(tmp_path, "checkpoint", 2)
+    again.loaded(checkpoint(14))
+    assert again.allows(checkpoint(9).watermark()), "a restart goes on where it was"
+    assert not again.allows(checkpoint(10).watermark())
+    assert not Retention(tmp_path, "checkpoint", 3).allows(checkpoint(1).watermark())
+    assert Retention(tmp_path, "checkpoint", 1).allows(checkpoint(14).watermark())
+    again.loaded(checkpoint(9))
+    again.save()
+    later = Retention(tmp_path, "checkpoint", 1)
+    assert (later.allows(checkpoint(9).watermark()), later.allows(checkpoint(10).watermark())) == (
+        True,
+        False,
+    )
 
 
 def test_none_keeps_what_is_not_committed(

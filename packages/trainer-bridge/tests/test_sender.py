@@ -411,3 +411,30 @@ def test_what_is_no_sample_is_named(receiver: SampleReceiver, given: object, tex
         for send in (sender.send, sender.send_group):
             with pytest.raises(UnsendableError, match=text):
                 send(given)  # type: ignore[arg-type]
+
+
+def test_what_is_larger_than_the_receiver_takes_is_refused_or_dropped_and_holds_up_nothing(
+    tmp_path: Path, sender_config: Config, receiver_config: Callable[..., ReceiverConfig]
+) -> None:
+    """Sent, it ended the connection, and again after each new one, for ever."""
+    with SampleSender("tcp://127.0.0.1:9", spool=tmp_path, config=sender_config()) as sender:
+        for n in range(6):
+            sender.send(make_sample(n, tokens=2000 if n == 2 else 8))
+        sender.close(drain_s=0.0)
+    events: list[SenderEvent] = []
+    with (
+        SampleReceiver(config=receiver_config(max_payload_bytes=4096)) as receiver,
+        SampleSender(
+            receiver.address, spool=tmp_path, config=sender_config(), on_event=events.append
+        ) as sender,
+    ):
+        for _ in range(5):
+            commit_one(receiver)
+        assert sender.wait_settled(10.0)
+        assert sender.stats().dropped == {"too_large": 1}
+        (told,) = [event.text for event in events if event.kind == "dropped"]
+        assert "message 3 has " in told
+        assert "it takes at most 4096 (ReceiverConfig.max_payload_bytes)" in told
+        with pytest.raises(UnsendableError, match=r"takes at most 4096 \(ReceiverConfig"):
+            sender.send([make_sample(7, tokens=8), make_sample(8, tokens=2000)])
+        assert (sender.stats().sent, sender.stats().reconnects) == (0, 0)

@@ -28,6 +28,21 @@ def test_it_is_the_set_of_what_was_put_in(upto: int, added: list[tuple[int, int]
         assert seqs.count(first, last) == len(set(range(first, last + 1)) & model)
 
 
+@given(
+    st.integers(0, 9), st.lists(ranges, max_size=9), st.integers(0, 9), st.lists(ranges, max_size=9), ranges
+)
+def test_without_is_the_difference(
+    a: int, first: list[tuple[int, int]], b: int, second: list[tuple[int, int]], span: tuple[int, int]
+) -> None:
+    one, other = SeqSet(a), SeqSet(b)
+    for added in first:
+        one.add_range(*added)
+    for added in second:
+        other.add_range(*added)
+    found = [n for low, high in one.without(other, *span) for n in range(low, high + 1)]
+    assert found == [n for n in range(span[0], span[1] + 1) if n in one and n not in other]
+
+
 @given(st.lists(ranges, max_size=20))
 def test_add_says_whether_it_was_new(added: list[tuple[int, int]]) -> None:
     seqs, model = SeqSet(), set[int]()
@@ -59,3 +74,7 @@ def test_a_long_tail_of_ranges_travels_in_pieces() -> None:
     ours.merge(WireSet(upto=400), 1, 3000)
     assert 401 not in ours
     assert 400 in ours
+    assert all(len(theirs.to_wire(turn).ranges) <= 256 for turn in range(4))
+    for turn in range(1, 5):  # whichever was said last
+        ours.merge(theirs.to_wire(turn), 1, 3000)
+    assert next(theirs.without(ours, 1, 3000), None) is None

@@ -15,7 +15,7 @@ from trainer_bridge.control import ControlBoard
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.memory_transport import Fault, MemoryClient, MemoryServer
-from trainer_bridge.messages import DataHead, Error, Hello, Welcome
+from trainer_bridge.messages import Ack, Credit, DataHead, Error, Hello, Report, Welcome
 from trainer_bridge.payload import Buffer
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import (
@@ -548,3 +548,97 @@ def test_bye_is_answered_and_the_producer_is_finished_not_lost() -> None:
     run(producer, consumer, now_s=1.0)
     assert producer.session.state == "finished"
     assert consumer.session.ledger.producers[PRODUCER].presence == "finished"
+
+
+def test_more_lost_messages_than_an_acknowledgement_names_stall_nobody() -> None:
+    producer, consumer = pair()
+    for n in range(1, 901):
+        producer.send(n)
+    for n in range(1, 901, 2):
+        producer.session.lose(n)
+    run(producer, consumer, steps=200)
+    assert consumer.applied == list(range(2, 901, 2))
+    assert (producer.session.unsettled, producer.session.in_flight) == (0, 0)
+    stream = consumer.session.ledger.producers[PRODUCER].stream(1)
+    assert (stream.received.upto, stream.received.gaps, stream.committed.gaps) == (900, 0, 0)
+
+
+def test_with_a_share_of_one_a_lost_message_takes_no_place() -> None:
+    producer, consumer = pair()
+    for n in range(1, 41):
+        producer.send(n)
+    run(producer, consumer, steps=2, take=0)
+    consumer.session.limit(1)
+    for n in (*range(10, 14), 20, 40):
+        producer.session.lose(n)
+    run(producer, consumer, steps=100, now_s=0.1)
+    assert consumer.applied == [n for n in range(1, 41) if n not in (10, 11, 12, 13, 20, 40)]
+    assert consumer.session.has_credit(consumer.session.ledger.producers[PRODUCER])
+
+
+def test_a_refused_message_stops_being_waited_for_two_heartbeats_later() -> None:
+    """Before, an acknowledgement of it means that a copy has arrived after all."""
+    producer, consumer = pair(queue_messages=1)
+    good = draft([make_sample(1, tokens=8)])
+    bad = msgspec.structs.replace(
+        good.head, schema="sample/9", producer=PRODUCER, epoch=1, sequence=1, created_ns=0
+    )
+    producer.messages.append(Frames(encode_head(bad), good.payload))
+    producer.session.last = 1
+    producer.send(2)
+    run(producer, consumer, steps=20)
+    assert consumer.applied == []
+    run(producer, consumer, steps=20, now_s=1.1)
+    run(producer, consumer, steps=20, now_s=2.3)
+    assert consumer.applied == [2]
+    assert producer.session.dropped == {ErrorCode.UNKNOWN_SCHEMA: 1}
+
+
+def welcome_of(message: Hello, **config: object) -> tuple[Consumer, Welcome]:
+    consumer = Consumer(MemoryServer(), config=ReceiverConfig(**{"timing": TIMING, **config}))  # type: ignore[arg-type]
+    consumer.session.on_message(b"p", message, 0.0)
+    answer = consumer.session.take_messages(0.0)[0][1]
+    assert isinstance(answer, Welcome)
+    return consumer, answer
+
+
+def test_credit_counts_what_is_missing_in_all_epochs() -> None:
+    """The numbers of the epoch that begins stand behind a backlog that has not come yet."""
+    fresh = hello(epoch=2, streams=((1, 1), (2, 3001)), starts=(1, 3001))
+    assert welcome_of(fresh, queue_messages=16)[1].sequence_limit == 16
+    # 1 to 4 and 3001 to 3089 are settled; 2996 numbers of the first epoch are missing, then come 3090 and on.
+    later = hello(epoch=2, streams=((1, 5), (2, 3090)), starts=(1, 3001))
+    assert welcome_of(later, queue_messages=16)[1].sequence_limit == 20
+    assert welcome_of(later, queue_messages=2996)[1].sequence_limit == 3089
+    consumer, answer = welcome_of(later, queue_messages=3000)
+    assert answer.sequence_limit == 3093
+    consumer.session.on_message(b"p", Report(1, 0, holes=((1, 5, 2**62), (2, 3092, 3092))), 0.0)
+    ack, credit = consumer.session.take_messages(0.0)
+    assert isinstance(ack[1], Ack)
+    assert [level.received.upto for level in ack[1].levels] == [3000, 3091 - 2]
+    assert isinstance(credit[1], Credit)
+    assert credit[1].sequence_limit == 3089 + 3000 + 1
+
+
+def test_a_number_belongs_to_one_epoch() -> None:
+    consumer, _ = welcome_of(hello(epoch=2, streams=((1, 1), (2, 4)), starts=(1, 4)))
+    consumer.server.arrive(b"p", draft([make_sample(4)]).numbered(PRODUCER, 1, 4, 0))
+    consumer.step(0.0)
+    assert consumer.session.rejected == {ErrorCode.BAD_SEQUENCE: 1}
+    for streams, starts in (
+        (((1, 5), (2, 9)), (6, 8)),
+        (((1, 5), (2, 9)), (5,)),
+        (((1, 9), (2, 5)), ()),
+        (((2, 5), (1, 9)), ()),
+    ):
+        assert refusal_of(hello(epoch=2, streams=streams, starts=starts))[0] == ErrorCode.BAD_BODY
+
+
+def test_holes_without_end_cost_no_memory() -> None:
+    consumer, _ = welcome_of(hello())
+    stream = consumer.session.ledger.producers[PRODUCER].stream(1)
+    for report in range(300):
+        at = 2 + 512 * report
+        holes = tuple((1, n, n) for n in range(at, at + 512, 2))
+        consumer.session.on_message(b"p", Report(1, 0, holes=holes), 0.0)
+    assert stream.received.gaps <= 1 << 16

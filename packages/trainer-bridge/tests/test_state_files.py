@@ -18,7 +18,15 @@ from trainer_bridge.dead_letters import DeadLetter, DeadLetters, read_letters
 from trainer_bridge.errors import DamagedError
 from trainer_bridge.outbox import SpoolOutbox
 from trainer_bridge.seqset import SeqSet
-from trainer_bridge.state_file import CursorFile, OwnersFile, ProducerFile, TrimmedFile, load, save
+from trainer_bridge.state_file import (
+    CheckpointsFile,
+    CursorFile,
+    OwnersFile,
+    ProducerFile,
+    TrimmedFile,
+    load,
+    save,
+)
 from trainer_bridge.store import Store
 from trainer_bridge.testing import make_sample
 
@@ -30,7 +38,14 @@ EACH = [
     TrimmedFile(
         upto=9, done={"ab" * 16: ((1, 9, ()),)}, ids="trimmed-000001.ids", rollouts=9, digest="0" * 16
     ),
+    CheckpointsFile(saved=({"ab" * 16: ((1, 9, ((11, 12),)),)},)),
 ]
+OF_STORES = {
+    "cursor.json": EACH[1],
+    "owners.json": EACH[2],
+    "trimmed.json": EACH[3],
+    "checkpoints.json": EACH[4],
+}
 
 
 @pytest.mark.parametrize("state", EACH, ids=lambda state: type(state).__name__)
@@ -54,7 +69,8 @@ def spool(root: Path) -> SpoolOutbox:
 
 
 def store(root: Path) -> Store:
-    return Store(root, config=ReceiverConfig(), now_ns=1, progressed=lambda: None)
+    config = ReceiverConfig(keep_committed="checkpoint")
+    return Store(root, config=config, now_ns=1, progressed=lambda: None)
 
 
 def cut(path: Path) -> None:
@@ -76,7 +92,7 @@ def test_a_spool_does_without_its_cursor_and_says_so(
     assert (tmp_path / "samples" / "cursor.damaged").exists()
 
 
-@pytest.mark.parametrize("name", ["producer.json", "cursor.json", "trimmed.json", "owners.json"])
+@pytest.mark.parametrize("name", ["producer.json", *OF_STORES])
 def test_what_a_folder_cannot_do_without_is_refused_with_a_way_out(name: str, tmp_path: Path) -> None:
     """Without its cursor, a store would hand everything out again."""
     path = tmp_path / "samples" / name
@@ -85,7 +101,7 @@ def test_what_a_folder_cannot_do_without_is_refused_with_a_way_out(name: str, tm
         opened: Callable[[Path], object] = spool
     else:
         store(tmp_path).close()
-        save(path, {"cursor.json": EACH[1], "owners.json": EACH[2], "trimmed.json": EACH[3]}[name])
+        save(path, OF_STORES[name])
         opened = store
     cut(path)
     for _ in range(2):  # and nothing stays locked

@@ -18,7 +18,7 @@ from trainer_bridge.wire_types import BUNDLE_MESSAGES
 FEATURE = "bundle"
 """Its name in HELLO and WELCOME."""
 BUNDLE_BYTES = 1 << 19
-"""A bundle's body, at most: a sample keeps the body that it came in, as long as it lives."""
+"""A bundle's body, at most."""
 BUNDLED_BYTES = 1 << 17
 """Larger messages travel alone: what they cost is their bytes."""
 
@@ -73,7 +73,8 @@ def _messages(bundle: Bundle, view: memoryview) -> Iterator[tuple[Buffer, Buffer
     at = 0
     for head, payload in bundle.items:
         middle = _aligned(at + head)
-        yield bytes(view[at : at + head]), view[middle : middle + payload]
+        # Copied: a view would keep the whole bundle in memory as long as one small rollout of it waits.
+        yield bytes(view[at : at + head]), bytes(view[middle : middle + payload])
         at = _aligned(middle + payload)
 
 

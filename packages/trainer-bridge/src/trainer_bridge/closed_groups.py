@@ -71,14 +71,14 @@ class EndedGroups:
         """A rollout of it waits."""
         self._live.add(group_id)
 
-    def note_ended(self, group_id: bytes, *, dropped: str) -> None:
+    def note_ended(self, group_id: bytes, *, dropped: str | None) -> None:
         """A rollout of it was dropped, or trained on: then all of it was, since groups are handed out whole.
 
         Args:
             group_id: its group.
-            dropped: why. Empty: it was trained on.
+            dropped: why. Empty: it was trained on. None: that is not known.
         """
-        self._note(group_id, sure=not dropped or dropped in CLOSING)
+        self._note(group_id, sure=dropped is not None and (not dropped or dropped in CLOSING))
 
     def note_trimmed(self, group_ids: Iterable[bytes]) -> None:
         """A rollout of each has ended, and its record was deleted; comes first."""

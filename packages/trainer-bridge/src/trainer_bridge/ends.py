@@ -11,6 +11,9 @@ from trainer_bridge.member import Member
 from trainer_bridge.session import Identity
 from trainer_bridge.session.ledger import Ledger
 
+BEFORE_CHECKPOINT = "before_checkpoint"
+"""Why a rollout was dropped of which a loaded checkpoint says that it was, and not why."""
+
 
 class Resolved(NamedTuple):
     """A message that came to its end, with what its commit needs."""
@@ -59,9 +62,9 @@ class Ends:
         else:
             self._finish(ended)
 
-    def known(self, member: Member) -> None:
-        """A rollout came that a loaded checkpoint holds."""
-        self._finish([Resolved(member.identity, member.position)])
+    def known(self, member: Member, *, dropped: str) -> None:
+        """A rollout came that a loaded checkpoint holds: trained on, or dropped for the reason given."""
+        self._finish([Resolved(member.identity, member.position, dropped)])
 
     def saved(self, state: ReceiverState) -> None:
         """A checkpoint that holds this state is saved: what it knows of is committed, and nothing else."""

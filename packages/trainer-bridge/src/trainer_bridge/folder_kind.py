@@ -12,7 +12,7 @@ LETTERS = "dead_letters.sqlite"
 """Beside the folder of segments of a store."""
 PRODUCER = "producer.json"
 """Each spool has it, from its first opening on; no store does."""
-_OF_STORES = ("owners.json", "trimmed.json", "cursor.json")
+_OF_STORES = ("owners.json", "trimmed.json", "checkpoints.json", "cursor.json")
 """Without `PRODUCER` beside them. (A spool has a cursor too, and gets it later.)"""
 
 

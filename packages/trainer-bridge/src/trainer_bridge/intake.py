@@ -14,6 +14,7 @@ from trainer_bridge.errors import (
     ClosedError,
     ConnectError,
     RefusedError,
+    UnsendableError,
 )
 from trainer_bridge.sender_loop import SenderLoop
 from trainer_bridge.stats import Receipt
@@ -46,12 +47,15 @@ class Intake:
         """Take the drafts over from the `len(seqs)`-th on, adding the number of each to `seqs`.
 
         Raises:
+            UnsendableError: one is larger than the receiver takes; nothing was taken.
             BackpressureError: no room for the next one within `timeout_s`; `seqs` says what was taken.
             BridgeError: as `check` and `SampleSender.send`.
         """
         loop = self._loop
         deadline_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         with loop.changed:
+            if not seqs:
+                self._check_sizes(drafts)
             for draft in drafts[len(seqs) :]:
                 self._await_room(deadline_s)
                 seqs.append(loop.append(draft))
@@ -93,6 +97,16 @@ class Intake:
             f"{absence_hint(self._address)}; start one (`trainer-bridge receive --bind ...`), or give a "
             "spool so that samples wait"
         )
+
+    def _check_sizes(self, drafts: Sequence[Draft]) -> None:
+        most = self._loop.session.max_payload
+        for draft in drafts:
+            nbytes = len(draft.payload)
+            if most is not None and nbytes > most:
+                raise UnsendableError(
+                    f"rollout {draft.head.rollout_id.hex()}: {nbytes} bytes of arrays, the receiver "
+                    f"at {self._address} takes at most {most} (ReceiverConfig.max_payload_bytes)"
+                )
 
     def _await_room(self, deadline_s: float | None) -> None:
         loop = self._loop

@@ -15,6 +15,7 @@ from trainer_bridge.rank_messages import Ask, Done, RankMessage, Ready, Share, V
 from trainer_bridge.wire_types import (
     BUNDLE_MESSAGES,
     MAX_EPOCHS,
+    MAX_HOLES,
     MAX_NUMBER,
     MAX_PLACE,
     U8,
@@ -95,6 +96,9 @@ class Hello(Body, frozen=True):
     """Producers: the number of times this identity was opened."""
     streams: Annotated[tuple[tuple[U32, Number], ...], Meta(max_length=MAX_EPOCHS)] = ()
     """Producers: (epoch, lowest sequence number that is not settled), for each epoch that still matters."""
+    starts: Annotated[tuple[Number, ...], Meta(max_length=MAX_EPOCHS)] = ()
+    """Producers: the first sequence number of each epoch of `streams`; it ends where the next one begins.
+    Empty: as `streams` says."""
 
 
 class Welcome(Body, frozen=True):
@@ -159,6 +163,9 @@ class Report(Body, frozen=True):
     """The control generation that was applied."""
     last_sequence: Number = 0
     unsettled: Number = 0
+    holes: Annotated[tuple[tuple[U32, Number, Number], ...], Meta(max_length=MAX_HOLES)] = ()
+    """Producers: (epoch, first, last) of numbers below those that were sent which never come, and which no
+    ACK names as received; rising. If there are more, the others follow once these are acknowledged."""
 
 
 class Bye(Body, frozen=True):

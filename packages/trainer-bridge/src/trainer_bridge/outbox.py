@@ -34,8 +34,8 @@ class Outbox(Protocol):
     settled: SeqSet
     """What was settled when the outbox was opened."""
     disk_faults: int
-    """Times that the disk did not take the note of what is settled, or did not give it back; the samples are
-    not concerned."""
+    """Times that the disk did not take the note of what is settled or did not give it back, did not delete
+    what is settled, or did not give back a message just then; no message is lost by that."""
     lost: int
     """Messages whose records are damaged or missing: nobody can send them. They count as settled."""
 
@@ -271,7 +271,13 @@ class SpoolOutbox:
             and not self._config.keep_segments
         ):
             self._save_cursor(settled)
-            self._log.drop_below(settled.upto + 1)
+            try:
+                self._log.drop_below(settled.upto + 1)
+            except OSError as error:
+                # The next opening deletes what is left.
+                if not self.disk_faults:
+                    log.warning("cannot delete what is settled in %s: %s", self._log.folder, error)
+                self.disk_faults += 1
 
     def checkpoint(self, settled: SeqSet) -> None:
         """Remember durably what is settled, if that has changed."""

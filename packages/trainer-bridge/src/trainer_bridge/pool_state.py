@@ -11,6 +11,7 @@ from trainer_bridge.checkpoint import (
     encode_ids,
     encode_rollouts,
 )
+from trainer_bridge.ends import BEFORE_CHECKPOINT
 from trainer_bridge.errors import BridgeError
 from trainer_bridge.member import Member
 from trainer_bridge.pool import Pool
@@ -52,12 +53,16 @@ def load_state(
     for group_id in decode_ids(state.closed_groups):
         pool.groups.closed.add(group_id)
     pool.groups.closed.restored(over)
-    pool.session.ledger.load(done, rollouts, frozenset(decode_ids(state.dropped_rollouts)))
+    dropped = frozenset(decode_ids(state.dropped_rollouts))
+    pool.session.ledger.load(done, rollouts, dropped)
     known = dict(rollouts)
     for member in pool.waiting():
         if member.identity in done:
             pool.leave(member)
-            pool.ends.known(member)
+            reason = BEFORE_CHECKPOINT if member.rollout_id in dropped else ""
+            if reason:
+                pool.meter.drop(reason)
+            pool.ends.known(member, dropped=reason)
         elif known.get(member.rollout_id, -1) >= member.attempt:
             pool.drop(member, "duplicate")
         elif pool.is_late(member):

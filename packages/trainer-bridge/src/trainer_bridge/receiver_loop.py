@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from trainer_bridge import bundle
+from trainer_bridge import bundle, codec
 from trainer_bridge.checkpoint import ReceiverState
 from trainer_bridge.clock import Clock
 from trainer_bridge.codec import Data, Frames, decode_data
@@ -270,6 +270,7 @@ class ReceiverLoop:
             self.session.mark_stored(self._storing.popleft()[1], now_s)
         for position in store.take_committed():
             self.session.mark_committed(self._at.pop(position), now_s)
+        store.tick(now_s)
         news = store.room.take_news()
         if news:
             self._told += [ReceiverEvent("store", text) for text in news]
@@ -325,9 +326,12 @@ class ReceiverLoop:
     def _frames_of(self, member: Member) -> Frames:
         if member.frames is not None:
             return member.frames
-        if self.store is None:
-            raise BridgeError(f"rollout {member.rollout_id.hex()} is to be sent to a rank and is not stored")
-        return self.store.frames(member.position)
+        if member.data is None:
+            raise BridgeError(f"rollout {member.rollout_id.hex()} was leased without its data")
+        # Not from the store: what could be read when it was leased may be damaged by now.
+        head = member.data.head
+        draft = codec.draft(member.data.samples, group_size=head.group_size)
+        return draft.numbered(head.producer, head.epoch, head.sequence, head.created_ns)
 
     def _events(self) -> list[ReceiverEvent]:
         self.pool.meter.letters_not_kept = self._letters.not_kept

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 
-from trainer_bridge.checkpoint import ReceiverState
+from trainer_bridge.checkpoint import ReceiverState, decode_ids, decode_rollouts
 from trainer_bridge.clock import Clock
 from trainer_bridge.closed_groups import EndedGroups
 from trainer_bridge.dead_letters import DeadLetters, letter_of_loss
@@ -16,7 +17,7 @@ from trainer_bridge.pool_state import load_state
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import Identity
 from trainer_bridge.session.ledger import Ledger
-from trainer_bridge.store import Store
+from trainer_bridge.store import Held, Store
 from trainer_bridge.store_damage import UNREADABLE
 from trainer_bridge.trimmed import describe_lost
 
@@ -48,6 +49,7 @@ def take_in(store: Store, pool: Pool, ledger: Ledger, letters: DeadLetters, cloc
         pool.meter.restored += count
         pool.meter.drop(UNREADABLE, count)
         letters.add(letter_of_loss(loss, clock.now_ns()))
+    store.begin_trimming()
     if store.last:
         log.info("%d rollouts in the store, %d of them not committed", store.last, pool.meter.restored)
 
@@ -64,6 +66,8 @@ def go_on_from(state: ReceiverState, pool: Pool, ledger: Ledger, store: Store | 
         BridgeError: rollouts were handed out already, or the state is damaged.
     """
     done = state.watermark()
+    known = {rollout_id for rollout_id, _ in decode_rollouts(state.rollouts)}
+    dropped = frozenset(decode_ids(state.dropped_rollouts))
     committed = SeqSet()
     again: list[tuple[DataHead, int, int]] = []
     ended = EndedGroups()
@@ -75,8 +79,9 @@ def go_on_from(state: ReceiverState, pool: Pool, ledger: Ledger, store: Store | 
             identity = Identity(held.head.producer, held.head.epoch, held.head.sequence)
             # What was dropped since this start stays dropped: its sender may have been told.
             if identity in done or (held.committed and identity in ledger.dropped):
-                committed.add(held.position)
-                ended.note_ended(held.head.group_id, dropped=held.dropped)
+                if held.committed:  # else it is, with its reason, once the pool has said so
+                    committed.add(held.position)
+                ended.note_ended(held.head.group_id, dropped=_why_ended(held, known, dropped))
                 continue
             ended.note_live(held.head.group_id)
             if held.committed:
@@ -97,3 +102,21 @@ def go_on_from(state: ReceiverState, pool: Pool, ledger: Ledger, store: Store | 
         "committed after it, and deleted from the store since (ReceiverConfig.keep_committed, "
         "keep_checkpoints)"
     )
+
+
+def _why_ended(held: Held, known: AbstractSet[bytes], dropped: AbstractSet[bytes]) -> str | None:
+    """Why a record that a checkpoint holds was dropped. Empty: it was trained on. None: that is not known.
+
+    The checkpoint comes first: the store may know of a later end, or, after a kill between the saving of the
+    checkpoint and `checkpoint_saved`, of none.
+
+    Args:
+        held: the record.
+        known: the rollouts that the checkpoint names.
+        dropped: those of them that were dropped.
+    """
+    if held.dropped:
+        return held.dropped
+    if held.head.rollout_id in dropped:
+        return None  # groups that ended with it are among the checkpoint's closed groups
+    return "" if held.committed or held.head.rollout_id in known else None

@@ -174,8 +174,8 @@ class SampleSender:
                 receiver for `connect_timeout_s`, ConnectError ends the wait).
 
         Raises:
-            UnsendableError: not whole rollouts, a value that the wire cannot carry, or a group size that
-                cannot be. Nothing was taken over.
+            UnsendableError: not whole rollouts, a value that the wire cannot carry, more bytes than the
+                receiver takes, or a group size that cannot be. Nothing was taken over.
             BackpressureError: no room within `timeout_s`. The rollouts before it, if any, were taken over.
             ConnectError: no spool, and the receiver has been away for too long.
             RefusedError: the receiver said no.

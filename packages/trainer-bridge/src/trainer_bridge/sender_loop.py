@@ -13,7 +13,14 @@ from trainer_bridge.clock import Clock
 from trainer_bridge.codec import Draft, Frames
 from trainer_bridge.config import Timing
 from trainer_bridge.control import ControlState
-from trainer_bridge.errors import BridgeError, DamagedError, ProtocolError, reason_of
+from trainer_bridge.errors import (
+    BridgeError,
+    DamagedError,
+    ErrorCode,
+    ProtocolError,
+    SpoolError,
+    reason_of,
+)
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.listener import Listener
 from trainer_bridge.outbox import Outbox
@@ -87,6 +94,8 @@ class SenderLoop:
         self._checkpoint_s = clock.monotonic_s()
         self._dropped_told = 0
         self._damage_told = ""
+        self._too_large = ""
+        """The last message that was, for people."""
         self._thread = threading.Thread(
             target=self._run, name=f"trainer-bridge sender {address}", daemon=True
         )
@@ -205,9 +214,17 @@ class SenderLoop:
         self.session.on_message(message, now_s)
 
     def _pump(self, now_s: float) -> None:
-        for message in self.session.take_messages():
-            if not self._transport.send((encode_head(message),)):
-                return  # no connection: the session repeats what matters
+        # What is lost is found when it is to be sent, and the receiver must hear of it: it gives no credit
+        # for what comes after a number that it waits for.
+        if self._say():
+            self._send_data(now_s)
+            self._say()
+
+    def _say(self) -> bool:
+        """Send all but DATA. False: there is no connection; the session repeats what matters."""
+        return all(self._transport.send((encode_head(m),)) for m in self.session.take_messages())
+
+    def _send_data(self, now_s: float) -> None:
         for _ in range(BATCH):
             found = self._gather(now_s)
             if not found:
@@ -226,7 +243,11 @@ class SenderLoop:
         found: dict[int, Frames] = {}
         nbytes = 0
         while (seq := session.next_to_send()) is not None:
-            frames = self._read(seq)
+            try:
+                frames = self._read(seq)
+            except SpoolError as error:
+                self._note_unread(error)
+                break
             if frames is None:
                 continue
             small = bundles and bundle.takes(frames, len(found), nbytes)
@@ -240,13 +261,34 @@ class SenderLoop:
         return found
 
     def _read(self, seq: int) -> Frames | None:
-        """None: it is lost, and settled as such; the others go on."""
+        """None: it is lost, or too large for this receiver, and settled as such; the others go on.
+
+        Raises:
+            SpoolError: it cannot be read just now.
+        """
         try:
-            return self.outbox.frames(seq)
+            frames = self.outbox.frames(seq)
         except DamagedError as error:
             self.outbox.mark_lost(seq, str(error))
             self.session.lose(seq)
             return None
+        most = self.session.max_payload
+        if most is not None and len(frames.payload) > most:
+            # Sent, it would end the connection, and again after each new one.
+            self._too_large = (
+                f"message {seq} has {len(frames.payload)} bytes of arrays, and it takes at most {most} "
+                "(ReceiverConfig.max_payload_bytes)"
+            )
+            self.session.drop(seq, ErrorCode.TOO_LARGE)
+            return None
+        return frames
+
+    def _note_unread(self, error: SpoolError) -> None:
+        """The spool gives a message back another time (too many open files, say): at the next tick."""
+        if not self.outbox.disk_faults:
+            log.warning("%s; trying again (counted from now on)", error)
+        self.outbox.disk_faults += 1
+        self.last_error = str(error)
 
     def _note_damage(self) -> None:
         session = self.session
@@ -273,7 +315,11 @@ class SenderLoop:
         if dropped > self._dropped_told:
             self._dropped_told = dropped
             reasons = ", ".join(f"{reason_of(code)} {n}" for code, n in session.dropped.items())
-            events.append(SenderEvent("dropped", f"{self._address} refuses messages as invalid: {reasons}"))
+            text = f"{self._address} refuses messages as invalid: {reasons}"
+            if self._too_large:
+                text = f"{text}; the last that is too_large: {self._too_large}"
+                self.last_error = text
+            events.append(SenderEvent("dropped", text))
         losses = self.outbox.take_losses()
         if losses:
             more = f" (and {len(losses) - 1} more places)" if len(losses) > 1 else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from trainer_bridge.messages import WireSet
 
 WIRE_RANGES = 256
-"""Ranges that one acknowledgement carries, lowest first; the rest follows once these have merged."""
+"""Ranges that one acknowledgement carries; with more of them, the next ones are in the one after it."""
 
 
 class SeqSet:
@@ -89,7 +89,8 @@ class SeqSet:
     def missing(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The ranges of first..last that are not in the set, rising."""
         at = max(first, self.upto + 1)
-        for low, high in self.ranges():
+        for place in range(bisect_left(self._last, at), len(self._first)):
+            low, high = self._first[place], self._last[place]
             if low > last:
                 break
             if at < low:
@@ -98,6 +99,15 @@ class SeqSet:
         if at <= last:
             yield at, last
 
+    def without(self, other: SeqSet, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The ranges of first..last that are in this set and not in the other, rising."""
+        yield from other.missing(first, min(self.upto, last))
+        for place in range(bisect_left(self._last, first), len(self._first)):
+            low, high = self._first[place], self._last[place]
+            if low > last:
+                break
+            yield from other.missing(max(low, first), min(high, last))
+
     def count(self, first: int, last: int) -> int:
         """How many of first..last are in the set."""
         found = max(min(self.upto, last) - max(first, 1) + 1, 0)
@@ -105,10 +115,16 @@ class SeqSet:
             found += max(min(high, last) - max(low, first) + 1, 0)
         return found
 
-    def to_wire(self) -> WireSet:
-        """As it stands in an acknowledgement."""
-        ranges = tuple(zip(self._first[:WIRE_RANGES], self._last[:WIRE_RANGES], strict=True))
-        return WireSet(self.upto, ranges)
+    def to_wire(self, turn: int = 0) -> WireSet:
+        """As it stands in an acknowledgement.
+
+        Args:
+            turn: counts acknowledgements, so that ranges which do not fit into one are said in turn.
+        """
+        pieces = max(-(-len(self._first) // WIRE_RANGES), 1)
+        start = turn % pieces * WIRE_RANGES
+        end = start + WIRE_RANGES
+        return WireSet(self.upto, tuple(zip(self._first[start:end], self._last[start:end], strict=True)))
 
     def merge(self, wire: WireSet, first: int, last: int) -> None:
         """Put in what an acknowledgement names, as far as it lies in first..last."""

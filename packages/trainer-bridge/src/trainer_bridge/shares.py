@@ -32,7 +32,7 @@ def check_split(groups: int, world: int, split: RankSplit) -> None:
 
 
 def share_out(lease: PoolLease, world: int, split: RankSplit) -> list[list[HeldGroup]]:
-    """A list per rank. Each gets as many as the others, and about as many tokens.
+    """A list per rank. Each gets as many as the others, or one less, and about as many tokens.
 
     Longest first, each to the rank with the fewest tokens that has room (LPT; at most 4/3 of the best split
     without the bound on the count).
@@ -43,11 +43,14 @@ def share_out(lease: PoolLease, world: int, split: RankSplit) -> list[list[HeldG
         weighed = [
             (tokens_of(m), _alone(held, m)) for held in lease.groups for m in held.group.members.values()
         ]
-    room = -(-len(weighed) // world)
+    least, longer = divmod(len(weighed), world)
+    """Every rank gets `least`, and so many one more."""
     shares: list[list[HeldGroup]] = [[] for _ in range(world)]
     loads = [0] * world
     for tokens, held in sorted(weighed, key=lambda pair: -pair[0]):
-        rank = min((r for r in range(world) if len(shares[r]) < room), key=lambda r: (loads[r], r))
+        open_ranks = (r for r in range(world) if len(shares[r]) < least + (longer > 0))
+        rank = min(open_ranks, key=lambda r: (loads[r], r))
+        longer -= len(shares[rank]) == least
         shares[rank].append(held)
         loads[rank] += tokens
     return [_merged(share) for share in shares]

@@ -99,7 +99,21 @@ class TrimmedFile(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """Base64 of 16 bytes each: the groups of the latest of these records, latest last."""
 
 
-File = TypeVar("File", ProducerFile, CursorFile, OwnersFile, TrimmedFile)
+class CheckpointsFile(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="trainer-bridge/checkpoints"
+):
+    """`checkpoints.json` of a store: what the checkpoints hold that were saved last."""
+
+    advice: ClassVar[str] = (
+        "restore it from a copy, or delete it: then nothing is deleted from the store until as many "
+        "checkpoints as keep_checkpoints says were saved anew"
+    )
+    version: int = VERSION
+    saved: tuple[dict[str, tuple[Ranges, ...]], ...]
+    """Oldest first, the `done` of each (`ReceiverState`)."""
+
+
+File = TypeVar("File", ProducerFile, CursorFile, OwnersFile, TrimmedFile, CheckpointsFile)
 
 
 def load(path: Path, kind: type[File]) -> File | None:
@@ -128,7 +142,7 @@ def load(path: Path, kind: type[File]) -> File | None:
     return state
 
 
-def save(path: Path, state: ProducerFile | CursorFile | OwnersFile | TrimmedFile) -> None:
+def save(path: Path, state: ProducerFile | CursorFile | OwnersFile | TrimmedFile | CheckpointsFile) -> None:
     """Replace a state file; on the disk when this returns.
 
     Raises:

@@ -39,8 +39,9 @@ class SenderStats(msgspec.Struct, frozen=True, kw_only=True):
         resent: Messages that were sent again, after a lost connection or without an acknowledgement.
         reconnects: Times that a session began anew.
         connected: True: the receiver is there, and has said WELCOME.
-        disk_faults: Times that the disk did not take the note of what is settled, or did not give it back. It
-            costs repeated sending, no sample.
+        disk_faults: Times that the disk did not take the note of what is settled or did not give it back, did
+            not delete what is settled, or did not give back a message just then (it is tried again). It costs
+            repeated sending, no sample.
         unreadable: Messages of the receiver that could not be read: damaged on the way, or of a kind that is
             not known here. What they said is said again.
         event_faults: Exceptions that came out of `on_event`; the first is logged.

@@ -28,6 +28,9 @@ from trainer_bridge.trimmed import Page, Trimmed
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 1.0
+"""What the disk refused while something was to be deleted is tried again after this time."""
+
 
 class Held(NamedTuple):
     """A record found at the start."""
@@ -62,18 +65,21 @@ class Store:
         self._read_lock = threading.Lock()
         self.steady = threading.RLock()
         """Held by whoever goes through the records: nothing is deleted meanwhile."""
-        self.retention = Retention(config.keep_committed, config.keep_checkpoints)
         self.room = Room(
             self._log.folder, quota_bytes=config.store_quota_bytes, segment_bytes=config.segment_bytes
         )
         self._tried = (-1, -1)
         """How things stood when the oldest segment could not be deleted."""
+        self._refused = False
+        self._again_s: float | None = None
+        """When to try again what the disk refused."""
         self.faults = 0
         """Times that a segment could not be deleted, though nothing in it is to be kept."""
         try:
             self.trimmed = Trimmed(self._log.folder, remember=config.remember_rollouts)
             """What is known of records that were deleted."""
             self._finish_trim()
+            self.retention = Retention(self._log.folder, config.keep_committed, config.keep_checkpoints)
             self._cursor = StoreCursor(self._log.folder)
             self._cursor.forget(self.trimmed.upto)
             owners = load(self._log.folder / "owners.json", OwnersFile)
@@ -184,6 +190,20 @@ class Store:
         self._cursor.rewind(committed)
         self._commits.request()
 
+    def begin_trimming(self) -> None:
+        """What was found at the start is taken in: from now on, what nobody needs is deleted."""
+        self._commits.request()
+
+    def tick(self, now_s: float) -> None:
+        """Called now and then: what could not be deleted is tried again after `RETRY_S`."""
+        if not self._refused:
+            return
+        if self._again_s is None:
+            self._again_s = now_s + RETRY_S
+        elif now_s >= self._again_s:
+            self._again_s, self._refused = None, False
+            self._commits.request()
+
     def take_committed(self) -> list[int]:
         """Positions whose commit reached the disk since the last call."""
         return self._cursor.take_saved()
@@ -213,7 +233,12 @@ class Store:
         self._log.sync()
         if snapshot is not None:
             self._cursor.save(snapshot)
-        self._trim()
+        if not self._refused:
+            try:
+                self.retention.save()
+                self._trim()
+            except OSError as error:
+                self._note_fault(error)
         self._measure()
 
     def _measure(self) -> None:
@@ -225,29 +250,34 @@ class Store:
 
         One at a time, the next one at the next flush: acknowledgements do not wait for a long backlog.
         """
-        now = (self.retention.news, self._log.closed_bytes)
-        if self.retention.keep == "all" or now == self._tried:
+        if self.retention.keep == "all":
             return
         with self.steady:
             segment = self._log.oldest
-            if segment is None or self._cursor.missing(segment.first, segment.last):
+            now = (self.retention.news, 0 if segment is None else segment.first)
+            if now == self._tried:
+                return
+            # By what is on the disk: of a step that is committed meanwhile, one half would go as committed,
+            # and a crash would leave the other half waiting for it.
+            if segment is None or not self._cursor.holds(segment.first, segment.last):
                 return
             # Its heads are read now: once, until something has changed.
             self._tried = now
-            try:
-                if not self._delete(segment):
-                    return
-            except OSError as error:
-                if not self.faults:
-                    log.warning("%s could not be deleted: %s; it is tried again", segment.path, error)
-                self.faults += 1
+            if not self._delete(segment):
                 return
         self._commits.request()
 
+    def _note_fault(self, error: OSError) -> None:
+        if not self.faults:
+            log.warning("nothing can be deleted from %s: %s; it is tried again", self._log.folder, error)
+        self.faults += 1
+        self._tried = (-1, -1)
+        self._refused = True
+
     def _delete(self, segment: Segment) -> bool:
         page = Page()
-        for _, _, head in self.damage.heads(segment):
-            page.note(head)
+        for position, _, head in self.damage.heads(segment):
+            page.note(head, dropped=bool(self._cursor.why_dropped(position)))
         if not self.retention.allows(page.done):
             return False
         dropped = self._cursor.count_dropped(segment.first, segment.last)

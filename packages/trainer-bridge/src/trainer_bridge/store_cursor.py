@@ -27,11 +27,15 @@ class StoreCursor:
         self._dropped: dict[str, SeqSet] = {}
         """Of the committed: why, where it was not training."""
         self._committing: list[int] = []
+        self._saving: list[int] = []
+        """Of the snapshot that is being written."""
         self._saved: list[int] = []
+        self._on_disk = SeqSet()
+        """The committed records that the file names."""
         self._changed = False
         file = load(self._path, CursorFile)
         if file is not None:
-            self._committed = file.to_set()
+            self._committed, self._on_disk = file.to_set(), file.to_set()
             for reason, ranges in file.dropped.items():
                 for first, last in ranges:
                     self._dropped.setdefault(reason, SeqSet()).add_range(first, last)
@@ -50,6 +54,12 @@ class StoreCursor:
         """The ranges of first..last that are not committed."""
         with self._lock:
             return list(self._committed.missing(first, last))
+
+    def holds(self, first: int, last: int) -> bool:
+        """True: all of these are committed, and the file says so."""
+        with self._lock:
+            sets = (self._committed, self._on_disk)
+            return not any(missing for each in sets for missing in each.missing(first, last))
 
     def why_dropped(self, position: int) -> str:
         """Empty: it was trained on, or is not committed."""
@@ -83,9 +93,11 @@ class StoreCursor:
             self._changed = True
 
     def rewind(self, committed: SeqSet) -> None:
-        """Only these are committed."""
+        """Only these are committed; of the others, nobody hears any more that they were."""
         with self._lock:
             self._committed = committed
+            for waiting in (self._committing, self._saving, self._saved):
+                waiting[:] = [position for position in waiting if position in committed]
             for reason, old in self._dropped.items():
                 kept = self._dropped[reason] = SeqSet()
                 for first, last in all_ranges(old):
@@ -105,7 +117,7 @@ class StoreCursor:
                     kept.add_range(max(first, upto + 1), last)
                 self._dropped[reason] = kept
 
-    def snapshot(self) -> tuple[list[int], CursorFile] | None:
+    def snapshot(self) -> CursorFile | None:
         """What `save` is to write, as of now: the records in it may still be on their way to the disk.
 
         None: nothing has changed since the last call.
@@ -113,20 +125,21 @@ class StoreCursor:
         with self._lock:
             if not self._committing and not self._changed:
                 return None
-            positions, self._committing = self._committing, []
+            self._saving, self._committing = self._committing, []
             self._changed = False
-            return positions, cursor_of(self._committed, self._dropped)
+            return cursor_of(self._committed, self._dropped)
 
-    def save(self, snapshot: tuple[list[int], CursorFile]) -> None:
-        """Write it down.
+    def save(self, snapshot: CursorFile) -> None:
+        """Write the last snapshot down.
 
         Raises:
             SpoolError: the disk does not take it.
         """
-        positions, file = snapshot
-        save(self._path, file)
+        save(self._path, snapshot)
         with self._lock:
-            self._saved += positions
+            self._on_disk = snapshot.to_set()
+            self._saved += self._saving
+            self._saving = []
 
     def take_saved(self) -> list[int]:
         """Positions whose commit reached the disk since the last call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
@@ -22,10 +23,20 @@ FILE = "trimmed.json"
 IDS_MAGIC = b"TBROLIDS\x01\x00\x00\x00\x00\x00\x00\x00"
 """First 16 bytes of the file of rollouts: a name, u16 major = 1, zeros."""
 _ID = 16
-_ENTRY = 20
-"""Rollout id and attempt (u32, little endian)."""
+_ATTEMPT = 4
+_ENTRY = 21
+"""Rollout id, attempt (u32, little endian), and how it ended: 0 trained on, 1 dropped."""
 NAMED = 4
 """Producers named in one text; the rest is counted."""
+
+
+class Ended(NamedTuple):
+    """A rollout whose record is gone."""
+
+    rollout_id: bytes
+    attempt: int
+    dropped: bool
+    """False: it was trained on."""
 
 
 class Page:
@@ -36,12 +47,12 @@ class Page:
         self.rollouts = bytearray()
         self.groups: dict[bytes, None] = {}
 
-    def note(self, head: DataHead) -> None:
-        """One more record, in order."""
+    def note(self, head: DataHead, *, dropped: bool) -> None:
+        """One more record, in order; not dropped: it was trained on."""
         self.done.add(Identity(head.producer, head.epoch, head.sequence))
         self.groups.pop(head.group_id, None)
         self.groups[head.group_id] = None
-        self.rollouts += head.rollout_id + head.attempt.to_bytes(_ENTRY - _ID, "little")
+        self.rollouts += head.rollout_id + head.attempt.to_bytes(_ATTEMPT, "little") + bytes((dropped,))
 
 
 class Trimmed:
@@ -79,8 +90,8 @@ class Trimmed:
         """How many of these records were dropped, by reason; the others were trained on."""
         return self._file.dropped
 
-    def rollouts(self) -> Iterator[tuple[bytes, int]]:
-        """(rollout id, attempt) of the latest of these records, oldest first."""
+    def rollouts(self) -> Iterator[Ended]:
+        """The rollouts of the latest of these records, oldest first."""
         return rollouts_in(entries_of(self._folder, self._file)[-self._remember * _ENTRY :])
 
     @property
@@ -164,7 +175,7 @@ def messages_of(folder: Path, file: TrimmedFile) -> Watermark:
 
 
 def entries_of(folder: Path, file: TrimmedFile) -> bytes:
-    """The rollouts of deleted records as they lie on the disk, 20 bytes each; changes nothing.
+    """The rollouts of deleted records as they lie on the disk, 21 bytes each; changes nothing.
 
     Raises:
         SpoolError: they cannot be read, or are damaged.
@@ -185,10 +196,12 @@ def entries_of(folder: Path, file: TrimmedFile) -> bytes:
     return entries
 
 
-def rollouts_in(entries: bytes) -> Iterator[tuple[bytes, int]]:
-    """Entries as (rollout id, attempt)."""
+def rollouts_in(entries: bytes) -> Iterator[Ended]:
+    """Entries, one by one."""
     for at in range(0, len(entries), _ENTRY):
-        yield entries[at : at + _ID], int.from_bytes(entries[at + _ID : at + _ENTRY], "little")
+        entry = entries[at : at + _ENTRY]
+        attempt = int.from_bytes(entry[_ID : _ID + _ATTEMPT], "little")
+        yield Ended(entry[:_ID], attempt, bool(entry[-1]))
 
 
 def describe_lost(lost: Iterable[tuple[bytes, int, SeqSet]]) -> str:

@@ -20,6 +20,8 @@ MAX_PLACE = 2048
 """Characters of the place of weights."""
 MAX_EPOCHS = 4096
 """Epochs of one producer that HELLO may name."""
+MAX_HOLES = 256
+"""Ranges of numbers that never come which one REPORT may name."""
 BUNDLE_MESSAGES = 64
 """DATA messages in one BUNDLE, at most."""
 

@@ -118,6 +118,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "hello.features-many": {"features": ["f"] * 65},
     "hello.epoch-beyond-32-bits": {"epoch": 2**32},
     "hello.stream-beyond-64-bits": {"streams": [[1, 2**64 - 1]]},
+    "hello.start-negative": {"starts": [-1]},
     "hello.streams-many": {"streams": [[n, 1] for n in range(4097)]},
     "welcome.receiver-short": {"receiver": bytes(15)},
     "welcome.window-negative": {"window": -1},
@@ -143,6 +144,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "report.generation-negative": {"generation": -1},
     "report.unsettled-beyond-63-bits": {"unsettled": WIDE},
     "report.sequence-text": {"last_sequence": "300"},
+    "report.hole-of-two": {"holes": [[1, 5]]},
+    "report.holes-many": {"holes": [[1, 2 * n, 2 * n] for n in range(1, 258)]},
     "ask.rank-negative": {"rank": -1},
     "ask.world-beyond-32-bits": {"world": 2**32},
     "ask.groups-text": {"groups": "8"},
@@ -288,6 +291,7 @@ def of_places(producer: bytes) -> dict[str, Hostile]:
 
     return {
         "sequence-zero": Hostile("bad_sequence", at(producer, 2, 0), "hello"),
+        "beyond-its-epoch": Hostile("bad_sequence", at(producer, 1, 8), "hello"),
         "epoch-not-named": Hostile("bad_sequence", at(producer, 3, 1), "hello"),
         "another-producer": Hostile("wrong_role", at(bytes(16), 2, 9), "hello"),
         "data-of-an-observer": Hostile("wrong_role", at(producer, 2, 9), "hello-observer"),

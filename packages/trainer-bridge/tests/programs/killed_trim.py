@@ -66,7 +66,7 @@ def look(folder: Path) -> dict[str, object]:
         "upto": store.trimmed.upto,
         "known": known.upto,
         "dropped": store.trimmed.dropped,
-        "rollouts": [int.from_bytes(rollout) for rollout, _ in store.trimmed.rollouts()],
+        "rollouts": [int.from_bytes(rollout) for rollout, _, _ in store.trimmed.rollouts()],
         "strays": len(list((folder / "samples").glob("trimmed-*.ids"))),
     }
     store.close()

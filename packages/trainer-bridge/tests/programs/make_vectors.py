@@ -149,7 +149,7 @@ def session_messages() -> dict[str, Message]:
     )
     levels = Levels(2, WireSet(7, ((9, 9), (11, 20))), WireSet(7), WireSet(3, ((5, 5),)))
     return {
-        "hello": Hello(1, "producer", PRODUCER, "worker-3", 0, 0, schemas, (), 2, ((1, 4), (2, 9))),
+        "hello": Hello(1, "producer", PRODUCER, "worker-3", 0, 0, schemas, (), 2, ((1, 4), (2, 9)), (1, 8)),
         "hello-observer": Hello(3, "observer", RECEIVER, "tail", 0, 0, schemas),
         "welcome": Welcome(1, RECEIVER, 0, "sample/1", (), 64, 1 << 29, "", (levels,), 264, 1 << 28),
         "ack-with-gaps": Ack(1, (levels,)),
@@ -159,6 +159,7 @@ def session_messages() -> dict[str, Message]:
         "bye": Bye(1, "closed"),
         "error": Error(1, 11, "the payload's bytes do not match the hash in the head", 2, 10),
         "report": Report(1, 5, 300, 17),
+        "report-of-holes": Report(1, 5, 300, 17, ((1, 5, 5), (2, 12, 20))),
         "hello-rank": Hello(1, "rank", RECEIVER, "rank 3", 0, 0, schemas),
         "ask": Ask(1, 3, 8, 64, 16),
         "share": Share(

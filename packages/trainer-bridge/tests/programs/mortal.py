@@ -1,7 +1,7 @@
 """Ends its own process with kill -9 at a chosen step of the protocol.
 
-A step is a message given to or taken from the network, or a file opened, renamed, cut or deleted in a folder
-of ours; the process dies just before or just after it.
+A step is a message given to or taken from the network (each of a bundle's is one), or a file opened, renamed,
+cut or deleted in a folder of ours; the process dies just before or just after it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer_bridge.head import decode_head
+from trainer_bridge.messages import Bundle
 from trainer_bridge.payload import Buffer
 from trainer_bridge.transport import ClientTransport, Event, Incoming, ServerTransport
 
@@ -28,14 +30,19 @@ class Fuse:
         if steps:
             sys.addaudithook(self._on_audit)
 
-    def burn(self) -> None:
-        self._left -= 1
-        if self._left == 0:
+    def burn(self, steps: int = 1) -> None:
+        before, self._left = self._left, self._left - steps
+        if self._left <= 0 < before:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _on_audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event in FILE_EVENTS and str(args[0]).startswith(self._folder):
             self.burn()
+
+
+def messages_in(frames: Sequence[Buffer]) -> int:
+    message = decode_head(frames[0])
+    return len(message.items) if isinstance(message, Bundle) else 1
 
 
 class MortalClient:
@@ -51,14 +58,13 @@ class MortalClient:
 
     def events(self, limit: int) -> list[Event]:
         found = self._inner.events(limit)
-        for _ in found:
-            self._fuse.burn()
+        self._fuse.burn(len(found))
         return found
 
     def send(self, frames: Sequence[Buffer]) -> bool:
-        self._fuse.burn()
+        self._fuse.burn(messages_in(frames))
         sent = self._inner.send(frames)
-        self._fuse.burn()
+        self._fuse.burn(messages_in(frames))
         return sent
 
     def reopen(self) -> None:
@@ -89,8 +95,7 @@ class MortalServer:
 
     def receive(self, limit: int) -> list[Incoming]:
         found = self._inner.receive(limit)
-        for _ in found:
-            self._fuse.burn()
+        self._fuse.burn(sum(messages_in(incoming.frames) for incoming in found))
         return found
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> Literal["sent", "full", "gone"]:

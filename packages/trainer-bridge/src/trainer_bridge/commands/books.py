@@ -131,7 +131,8 @@ def _read_once(path: Path, *, loose: bool) -> Book:
 def _note_trimmed(book: Book, file: TrimmedFile) -> None:
     book.trimmed = file.upto
     book.trimmed_messages = messages_of(book.path, file)
-    book.trimmed_rollouts = list(rollouts_in(entries_of(book.path, file)))
+    ended = rollouts_in(entries_of(book.path, file))
+    book.trimmed_rollouts = [(each.rollout_id, each.attempt) for each in ended]
     book.trimmed_drops = file.dropped
     # A crash may have come between the note that they are gone and their end; the next start deletes them.
     book.entries = [entry for entry in book.entries if entry.position > file.upto]

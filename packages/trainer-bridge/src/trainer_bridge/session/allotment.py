@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from trainer_bridge.messages import Credit
 from trainer_bridge.session.peers import Peer, Producer
-from trainer_bridge.wire_types import MAX_NUMBER
 
 STEPS_PER_QUEUE = 4
 """Credit moves by a quarter of the queue; less than that waits for the heartbeat."""
@@ -52,14 +51,17 @@ class Allotment:
 
     def credit(self, producer: Producer, session: int) -> Credit:
         """What a producer may be told now."""
-        places = max(self._messages - producer.queued, 0)
         nbytes = max(self._bytes - producer.queued_bytes, 0)
         if self._beyond is not None:
-            places = places or self._beyond[0]
             nbytes = nbytes or self._beyond[1]
-        if self._share is not None:
-            places = min(places, self._share)
-        return Credit(session, min(producer.highest + places, MAX_NUMBER), nbytes)
+        return Credit(session, producer.passage.limit(self.places(producer)), nbytes)
+
+    def places(self, producer: Producer) -> int:
+        """Messages of a producer that may come."""
+        places = max(self._messages - producer.queued, 0)
+        if self._beyond is not None:
+            places = places or self._beyond[0]
+        return places if self._share is None else min(places, self._share)
 
     def has_moved(self, peer: Peer, credit: Credit) -> bool:
         """True: a credit differs enough from what the peer was last told to be said at once."""

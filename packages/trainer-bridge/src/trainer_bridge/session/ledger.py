@@ -10,6 +10,7 @@ from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.messages import DataHead, Hello
 from trainer_bridge.rollouts import RolloutIndex
 from trainer_bridge.seqset import SeqSet
+from trainer_bridge.session.passage import Passage
 from trainer_bridge.session.peers import Accepted, Identity, Presence, Producer, StreamState
 from trainer_bridge.session.watermark import Watermark
 
@@ -65,6 +66,11 @@ class Ledger:
                 f"{len(self.producers)} producers are known already, and no more are taken (max_producers): "
                 "give workers a spool, and they keep their identity when they are started again",
             )
+        streams = {epoch: StreamState() for epoch, _ in hello.streams}
+        known = self.producers.get(hello.peer)
+        if known is not None:
+            streams |= {epoch: state for epoch, state in known.streams.items() if epoch in streams}
+        passage = Passage.of(hello, lambda epoch: streams[epoch].received)
         producer = self.producers.setdefault(hello.peer, Producer(hello.peer, hello.name))
         if hello.epoch < producer.epoch:
             raise ProtocolError(
@@ -77,13 +83,22 @@ class Ledger:
         producer.epoch = hello.epoch
         # What HELLO does not name is settled: epochs that are over, and everything below `first` of the
         # others.
-        producer.streams = {epoch: producer.stream(epoch) for epoch, _ in hello.streams}
+        producer.streams, producer.passage = streams, passage
         for epoch, first in hello.streams:
-            state = producer.stream(epoch)
-            self.unavailable += self._forgotten_below(first, producer.id, epoch)
-            for level in (state.received, state.stored, state.committed):
+            self._pass_over(producer, epoch, 1, first - 1)
+            for level in (streams[epoch].stored, streams[epoch].committed):
                 level.raise_to(first - 1)
         return producer
+
+    def pass_over(self, producer: Producer, holes: Iterable[tuple[int, int, int]]) -> bool:
+        """Numbers that never come, as REPORT says: (epoch, first, last). True: that was not known."""
+        news = False
+        for epoch, first, last in holes:
+            span = producer.passage.span(epoch)
+            if span is None or (span.received.gaps >= MAX_GAPS and first > span.received.highest + 1):
+                continue
+            news = self._pass_over(producer, epoch, first, min(last, span.last)) or news
+        return news
 
     def disconnect(self, producer: Producer, presence: Presence) -> None:
         """Its connection is gone."""
@@ -101,13 +116,13 @@ class Ledger:
         Raises:
             ProtocolError: its place in the sequence makes no sense.
         """
-        stream = producer.streams.get(head.epoch)
-        if stream is None or head.sequence < 1:
+        span = producer.passage.span(head.epoch)
+        if span is None or not 1 <= head.sequence <= span.last:
             raise ProtocolError(
                 ErrorCode.BAD_SEQUENCE,
                 f"message {head.sequence} of epoch {head.epoch}, which HELLO did not name",
             )
-        received = stream.received
+        received = span.received
         if head.sequence in received:
             producer.duplicates += 1
             return False
@@ -159,11 +174,16 @@ class Ledger:
             self._enqueue(producer, identity, head.rollout_id, nbytes)
         return identity
 
-    def restore_trimmed(self, done: Watermark, rollouts: Iterable[tuple[bytes, int]]) -> None:
-        """Take in what the store knows of records that it has deleted; comes before `restore`."""
-        for rollout_id, attempt in rollouts:
+    def restore_trimmed(self, done: Watermark, rollouts: Iterable[tuple[bytes, int, bool]]) -> None:
+        """Take in what the store knows of records that it has deleted; comes before `restore`.
+
+        Args:
+            done: their messages.
+            rollouts: of the latest of them: rollout id, attempt, and whether it was dropped.
+        """
+        for rollout_id, attempt, dropped in rollouts:
             self.rollouts.take(rollout_id, attempt)
-            self.rollouts.finish(rollout_id, attempt, trained=True)
+            self.rollouts.finish(rollout_id, attempt, trained=not dropped)
         for producer_id, epoch, seqs in done.items():
             producer = self._producer(producer_id)
             producer.epoch = max(producer.epoch, epoch)
@@ -286,16 +306,28 @@ class Ledger:
         self._strangers.pop(producer_id, None)
         return producer
 
-    def _forgotten_below(self, first: int, producer_id: bytes, epoch: int) -> int:
-        """Numbers below `first` that the loaded checkpoint lacks and that are not here either."""
+    def _pass_over(self, producer: Producer, epoch: int, first: int, last: int) -> bool:
+        """What has not come of first..last never will. True: there is such."""
+        stream = producer.stream(epoch)
+        gaps = tuple(stream.received.missing(first, last))
+        lowest = self._lowest_expected(producer.id, epoch)
+        if lowest is not None:
+            self.unavailable += sum(max(high - max(low, lowest) + 1, 0) for low, high in gaps)
+        for low, high in gaps:
+            for level in (stream.received, stream.stored, stream.committed):
+                level.add_range(low, high)
+        return bool(gaps)
+
+    def _lowest_expected(self, producer_id: bytes, epoch: int) -> int | None:
+        """Where an epoch begins in the loaded checkpoint; None: it is not there.
+
+        What it lacks from there on and is not here either is unavailable once its sender has forgotten it;
+        what comes before belongs to earlier epochs.
+        """
         expected = self._expected.of(producer_id, epoch)
         if expected is None:
-            return 0
-        # The epoch's own numbers begin where the checkpoint's do; what comes before belongs to earlier ones.
-        lowest = 1 if expected.upto else next(expected.ranges(), (first, first))[0]
-        received = self.producers[producer_id].stream(epoch).received
-        gaps = received.missing(lowest, first - 1)
-        return sum(last - low + 1 for low, last in gaps)
+            return None
+        return 1 if expected.upto else next(expected.ranges(), (None, 0))[0]
 
     def _stream(self, identity: Identity) -> StreamState:
         return self.producers[identity.producer].stream(identity.epoch)

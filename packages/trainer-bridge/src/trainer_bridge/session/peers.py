@@ -9,6 +9,7 @@ import msgspec
 from trainer_bridge.codec import Data
 from trainer_bridge.messages import Levels, Report, Role
 from trainer_bridge.seqset import SeqSet
+from trainer_bridge.session.passage import Passage
 
 Presence = Literal["connected", "finished", "lost", "away"]
 """`finished`: said BYE. `lost`: silent for too long, or replaced without a BYE. `away`: known from the
@@ -47,6 +48,10 @@ class Producer(msgspec.Struct):
     presence: Presence = "away"
     epoch: int = 0
     streams: dict[int, StreamState] = msgspec.field(default_factory=dict[int, StreamState])
+    passage: Passage = msgspec.field(default_factory=lambda: Passage({}))
+    """What may still come, as its last HELLO says."""
+    told: int = 0
+    """Acknowledgements that it got."""
     peer: bytes | None = None
     """Routing id of its live connection."""
     messages: int = 0
@@ -94,15 +99,17 @@ class Producer(msgspec.Struct):
             self.reported_unsettled = max(self.reported_unsettled - 1, 0)
 
     def levels(self) -> tuple[Levels, ...]:
-        """Everything known, as it stands in ACK and WELCOME."""
+        """What the next ACK or WELCOME says; of more ranges than one of them holds, each comes in turn."""
+        turn = self.told
+        self.told += 1
         return tuple(
-            Levels(epoch, state.received.to_wire(), state.stored.to_wire(), state.committed.to_wire())
+            Levels(epoch, *(level.to_wire(turn) for level in (state.received, state.stored, state.committed)))
             for epoch, state in self.streams.items()
         )
 
     @property
     def highest(self) -> int:
-        """The largest sequence number that arrived."""
+        """The largest sequence number that arrived, or was passed over."""
         return max((state.received.highest for state in self.streams.values()), default=0)
 
 

@@ -84,7 +84,10 @@ class ReceiverSession:
             words = self.ledger.producers[peer.id].account if peer.role == "producer" else "bye"
             self._out.append((peer_id, Bye(peer.session, words)))
         elif isinstance(message, Report) and peer.role == "producer":
-            self.ledger.producers[peer.id].report(message, now_s)
+            producer = self.ledger.producers[peer.id]
+            if message.session == peer.session and self.ledger.pass_over(producer, message.holes):
+                peer.ack_due = True  # with it goes the credit that waits for this
+            producer.report(message, now_s)
         elif isinstance(message, Credit) and peer.role == "observer" and message.session == peer.session:
             peer.copy_limit = min(message.sequence_limit, peer.copies + self._config.observer_copies)
 
@@ -207,7 +210,7 @@ class ReceiverSession:
         if peer is None:
             return 0
         credit = self.allotment.credit(producer, peer.session)
-        return max(credit.sequence_limit - producer.highest, 0) if credit.byte_limit else 0
+        return self.allotment.places(producer) if credit.byte_limit else 0
 
     def mark_stored(self, identity: Identity, now_s: float) -> None:
         """The message is on the store's disk."""

@@ -28,8 +28,12 @@ from trainer_bridge.messages import (
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session.flight import Flights
 from trainer_bridge.session.handshake import FEATURES, GREETINGS_BEFORE_REFUSAL, SCHEMAS
+from trainer_bridge.session.holes import Holes
 from trainer_bridge.session.refusal_kinds import kind_of_refusal
 from trainer_bridge.session.streams import Stream, Streams
+
+DOUBT_HEARTBEATS = 2
+"""A message that was refused and given up is in doubt for so long: each heartbeat brings an ACK."""
 
 State = Literal["down", "greeting", "open", "refused", "finished"]
 
@@ -90,8 +94,7 @@ class SenderSession:
         self.session = 0
         self._out: deque[Message] = deque()
         self._flights = Flights(timing)
-        self._given_up: dict[int, int] = {}
-        """Dropped message -> error code, in case that a copy of it arrived after all."""
+        self._holes = Holes(self._streams, DOUBT_HEARTBEATS * timing.heartbeat_s)
         self._greetings_lost = 0
         self._next = self.settled.upto + 1
         self._sequence_limit = 0
@@ -153,6 +156,7 @@ class SenderSession:
             self._greet(now_s)
         elif self.state == "open" and now_s - self._spoke_s >= self._timing.heartbeat_s:
             self._spoke_s = now_s
+            self._holes.tick(now_s)
             self._out.append(self._report())
             self._flights.find_overdue(now_s)
         silent = self.state in ("greeting", "open") and now_s - self._heard_s > self._timing.peer_timeout_s
@@ -162,6 +166,8 @@ class SenderSession:
 
     def take_messages(self) -> list[Message]:
         """Everything but DATA that is to be sent now."""
+        if self.state == "open" and self._holes.are_news(self.settled, self.received, self._next - 1):
+            self._out.append(self._report())
         out = list(self._out)
         self._out.clear()
         return out
@@ -170,6 +176,8 @@ class SenderSession:
         """The sequence number to send now; None if nothing may be sent. Follow it with `mark_sent`."""
         if self.state != "open":
             return None
+        while self._next <= self.last and (self._next in self.settled or self._next in self.received):
+            self._next += 1
         again = self._flights.next_again()
         if again is not None:
             return again
@@ -178,8 +186,6 @@ class SenderSession:
             return None
         if self._flights.nbytes >= self._byte_limit:
             return None
-        while self._next <= self.last and (self._next in self.settled or self._next in self.received):
-            self._next += 1
         return self._next if self._next <= min(self.last, self._sequence_limit) else None
 
     def mark_sent(self, seq: int, nbytes: int, now_s: float) -> None:
@@ -194,9 +200,7 @@ class SenderSession:
     def drop(self, seq: int, code: int) -> None:
         """Give a message up for a counted reason."""
         self.dropped[code] = self.dropped.get(code, 0) + 1
-        self._given_up[seq] = code
-        self.settled.add(seq)
-        self._flights.land(seq)
+        self.lose(seq)
 
     def lose(self, seq: int) -> None:
         """Nobody has the message any more: go on without it."""
@@ -214,6 +218,11 @@ class SenderSession:
     def features(self) -> tuple[str, ...]:
         """What both ends have, as WELCOME says; none without a session."""
         return self.welcome.features if self.welcome is not None else ()
+
+    @property
+    def max_payload(self) -> int | None:
+        """Bytes of arrays in one message that the receiver takes. None: there is no session."""
+        return self.welcome.max_payload if self.welcome is not None else None
 
     @property
     def in_flight(self) -> int:
@@ -236,6 +245,7 @@ class SenderSession:
     def _greet(self, now_s: float) -> None:
         self.state = "greeting"
         self._spoke_s = now_s
+        self._holes.on_greeting()
         self._out.append(
             Hello(
                 session=self.session,
@@ -248,6 +258,7 @@ class SenderSession:
                 features=FEATURES,
                 epoch=self._streams.epoch,
                 streams=self._streams.unsettled(self.settled, self.last),
+                starts=self._streams.starts,
             )
         )
 
@@ -271,11 +282,12 @@ class SenderSession:
             span = self._streams.span(entry.epoch, self.last)
             if span is None:
                 continue
-            self.received.merge(entry.received, *span)
             done = {"received": entry.received, "stored": entry.stored, "committed": entry.committed}
+            self.received.merge(entry.received, *span)
+            self.received.merge(done[self._settle], *span)  # its ranges may come in another ACK's turn
             self.settled.merge(done[self._settle], *span)
-        for seq in [seq for seq in self._given_up if seq in self.received]:
-            self.dropped[self._given_up.pop(seq)] -= 1
+        for code in self._holes.take_arrived(self.received):
+            self.dropped[code] -= 1
         self._flights.land_all(self.received, self.settled)
 
     def _on_error(self, message: Error, now_s: float) -> None:
@@ -308,6 +320,7 @@ class SenderSession:
             self.damage = f"{which} arrived damaged, {reason_of(message.code)}: {message.text}"
         elif known and self._flights.refuse(seq):
             self.drop(seq, message.code)
+            self._holes.doubt(seq, message.code, now_s)
 
     def _greet_again(self, refusal: Error) -> None:
         self._greetings_lost += 1
@@ -326,4 +339,5 @@ class SenderSession:
             generation=self.control.state.generation,
             last_sequence=last + (self.crowded > 0),
             unsettled=self.unsettled,
+            holes=self._holes.tell(self.settled, self.received, self._next - 1),
         )

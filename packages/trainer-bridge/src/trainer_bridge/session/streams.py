@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from trainer_bridge.seqset import SeqSet
@@ -43,10 +43,20 @@ class Streams:
                 return stream.first, following[0].first - 1 if following else last
         return None
 
+    def spans(self, last: int) -> Iterator[tuple[int, int, int]]:
+        """(epoch, first, last) of each, if `last` is the highest number there is."""
+        ends = [stream.first - 1 for stream in self._streams[1:]] + [last]
+        for stream, end in zip(self._streams, ends, strict=True):
+            yield stream.epoch, stream.first, end
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first number of each."""
+        return tuple(stream.first for stream in self._streams)
+
     def unsettled(self, settled: SeqSet, last: int) -> tuple[tuple[int, int], ...]:
         """(epoch, lowest number that is not settled, or one past its end) of each, as HELLO says it."""
-        ends = [stream.first - 1 for stream in self._streams[1:]] + [last]
         return tuple(
-            (stream.epoch, next(settled.missing(stream.first, end), (max(end + 1, stream.first), 0))[0])
-            for stream, end in zip(self._streams, ends, strict=True)
+            (epoch, next(settled.missing(first, end), (max(end + 1, first), 0))[0])
+            for epoch, first, end in self.spans(last)
         )
