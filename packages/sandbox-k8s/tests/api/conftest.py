@@ -168,6 +168,8 @@ def access(request: pytest.FixtureRequest) -> Iterator[Access]:
     if request.param == "real":
         if not KUBECONFIG:
             pytest.skip("SANDBOX_K8S_KUBECONFIG names no cluster")
+        if "SANDBOX_K8S_IMAGE" not in os.environ:
+            pytest.skip("SANDBOX_K8S_IMAGE names no image with sh, sleep and /usr/bin/python3")
         yield real_access()
         return
     kind = "status" if why_no_process_pods() else "process"
