@@ -165,7 +165,10 @@ def test_what_comes_again_comes_in_its_place(
 
 
 def test_without_a_store_an_older_checkpoint_says_what_is_gone(
-    tmp_path: Path, sender_config: Callable[..., SenderConfig], receiver_config: Callable[..., ReceiverConfig]
+    tmp_path: Path,
+    sender_config: Callable[..., SenderConfig],
+    receiver_config: Callable[..., ReceiverConfig],
+    wait: Callable[..., None],
 ) -> None:
     config = receiver_config(group_size=1, commit_on="checkpoint")
     receiver = SampleReceiver(config=config)
@@ -180,6 +183,7 @@ def test_without_a_store_an_older_checkpoint_says_what_is_gone(
             states.append(receiver.state_dict())
         assert sender.stats().pending == 3  # committed by the trainer, saved by nobody
         receiver.checkpoint_saved(states[1])
+        wait(lambda: sender.stats().pending == 1)  # the sender has forgotten two: the later end of this race
         receiver.close()
         second = SampleReceiver(receiver.address, config=config)
         second.load_state_dict(states[0])
