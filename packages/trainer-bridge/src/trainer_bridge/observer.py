@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -12,17 +12,16 @@ from token_tracking.sample import Sample
 
 from trainer_bridge.address import absence_hint
 from trainer_bridge.clock import Clock, SystemClock
-from trainer_bridge.codec import Data, decode_data
+from trainer_bridge.codec import Data
 from trainer_bridge.config import MAX_PAYLOAD_BYTES, Timing
-from trainer_bridge.errors import AuthError, ConnectError, ErrorCode, ProtocolError, RefusedError
-from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.errors import AuthError, ConnectError, RefusedError
+from trainer_bridge.guest_link import GuestLink, decode_whole
 from trainer_bridge.keys import CurveKeys
 from trainer_bridge.messages import DataHead, Status
+from trainer_bridge.payload import Buffer
 from trainer_bridge.session import ObserverSession
-from trainer_bridge.transport import ClientTransport, Event
+from trainer_bridge.transport import ClientTransport
 from trainer_bridge.zmq_transport import ZmqClient
-
-log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 
@@ -80,8 +79,9 @@ class SampleObserver:
             name=f"observer {socket.gethostname()}:{os.getpid()}",
             timing=timing,
         )
-        self._stranger = ""
-        """Why the peer and we do not know each other."""
+        self._link = GuestLink(
+            address=address, transport=self._transport, session=self._session, on_data=self._on_copy
+        )
         self._ready: list[Seen] = []
         self._absent_since_s = self._clock.monotonic_s()
         try:
@@ -127,7 +127,7 @@ class SampleObserver:
     def close(self) -> None:
         """Leave. The receiver is not affected in any way."""
         self._session.say_bye("observer left")
-        self._send_messages()
+        self._link.send_messages()
         self._transport.close()
 
     def __enter__(self) -> SampleObserver:
@@ -141,43 +141,13 @@ class SampleObserver:
     def _step(self, wait_s: float) -> None:
         self._transport.wait(wait_s)
         now_s = self._clock.monotonic_s()
-        for event in self._transport.events(64):
-            if event.kind == "up":
-                self._stranger = ""
-                self._session.connected(now_s)
-            elif event.kind == "unknown":
-                self._stranger = event.text
-            elif event.kind == "down":
-                self._session.disconnected()
-            else:
-                self._on_frames(event, now_s)
-        if not self._session.tick(now_s):
-            self._session.disconnected()
-            self._transport.reopen()
+        self._link.step(now_s)
         if self._session.state == "open":
             self._absent_since_s = now_s
-        self._send_messages()
 
-    def _on_frames(self, event: Event, now_s: float) -> None:
-        frames = event.frames
-        try:
-            message = decode_head(frames[0] if frames else b"")
-            if not isinstance(message, DataHead):
-                self._session.on_message(message, now_s)
-                return
-            self._session.on_copy(now_s)
-            if len(frames) != 2:
-                raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"DATA of {len(frames)} frames")
-            self._ready.append(_seen(decode_data(message, frames[1])))
-        except ProtocolError as error:
-            if not self._session.unreadable:
-                log.warning("%s sent what cannot be read (counted from now on): %s", self._address, error)
-            self._session.on_garbage(error, now_s, is_data=len(frames) > 1)
-
-    def _send_messages(self) -> None:
-        for message in self._session.take_messages():
-            if not self._transport.send((encode_head(message),)):
-                return  # no connection: the session repeats what matters
+    def _on_copy(self, head: DataHead, frames: Sequence[Buffer], now_s: float) -> None:
+        self._session.on_copy(now_s)
+        self._ready.append(_seen(decode_whole(head, frames)))
 
     def _check(self) -> None:
         refusal = self._session.refusal
@@ -185,8 +155,8 @@ class SampleObserver:
             raise RefusedError(f"{self._address} refused this observer: {refusal.text}", refusal.code)
         away_s = self._clock.monotonic_s() - self._absent_since_s
         if away_s > self._connect_timeout_s and self._session.state != "ended":
-            if self._stranger:
-                raise AuthError(f"no session with {self._address} for {away_s:.1f} s: {self._stranger}")
+            if self._link.stranger:
+                raise AuthError(f"no session with {self._address} for {away_s:.1f} s: {self._link.stranger}")
             raise ConnectError(
                 f"no trainer-bridge receiver has answered at {self._address} for {away_s:.1f} s: "
                 f"{self._session.quarantine or absence_hint(self._address)}; does the receiver run?"

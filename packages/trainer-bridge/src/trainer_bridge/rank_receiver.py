@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from trainer_bridge.address import absence_hint
 from trainer_bridge.clock import Clock, SystemClock
-from trainer_bridge.codec import decode_data
 from trainer_bridge.config import MAX_PAYLOAD_BYTES, Timing
 from trainer_bridge.control import ControlState
 from trainer_bridge.errors import (
@@ -20,25 +19,23 @@ from trainer_bridge.errors import (
     ClosedError,
     ConfigError,
     ConnectError,
-    ErrorCode,
     ForkedError,
-    ProtocolError,
     RefusedError,
     StepAbortedError,
 )
-from trainer_bridge.head import decode_head, encode_head
+from trainer_bridge.guest_link import GuestLink, decode_whole
 from trainer_bridge.keys import CurveKeys
 from trainer_bridge.lease import BatchLease, WholeStep
 from trainer_bridge.leased import granted_groups
 from trainer_bridge.messages import DataHead
+from trainer_bridge.payload import Buffer
 from trainer_bridge.session.rank import RankSession
-from trainer_bridge.transport import ClientTransport, Event
+from trainer_bridge.transport import ClientTransport
 from trainer_bridge.zmq_transport import ZmqClient
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-BATCH = 64
 
 
 class RankReceiver:
@@ -99,8 +96,9 @@ class RankReceiver:
         self._absent_since_s: float | None = self._clock.monotonic_s()
         self._closing = False
         self._failure: Exception | None = None
-        self._stranger = ""
-        """Why rank 0 and we do not know each other."""
+        self._link = GuestLink(
+            address=address, transport=self._transport, session=self._session, on_data=self._on_rollout
+        )
         self._thread = threading.Thread(
             target=self._run, name=f"trainer-bridge rank {rank} {address}", daemon=True
         )
@@ -242,8 +240,8 @@ class RankReceiver:
                 if end_s is not None and now_s >= end_s:
                     raise ConnectError(f"rank 0 at {self._address} did not decide within {timeout_s} s")
                 away_s = 0.0 if self._absent_since_s is None else now_s - self._absent_since_s
-                if away_s > self._connect_timeout_s and self._stranger:
-                    raise AuthError(f"rank {self._rank} at {self._address}: {self._stranger}")
+                if away_s > self._connect_timeout_s and self._link.stranger:
+                    raise AuthError(f"rank {self._rank} at {self._address}: {self._link.stranger}")
                 if away_s > self._connect_timeout_s:
                     raise ConnectError(
                         f"rank {self._rank}: no receiver has answered at {self._address} for {away_s:.1f} s: "
@@ -264,49 +262,19 @@ class RankReceiver:
                 self._failure = error
         finally:
             with self._changed:
-                self._send_messages()
+                self._link.send_messages()
                 self._transport.close()
                 self._changed.notify_all()
 
     def _step(self, now_s: float) -> None:
-        for event in self._transport.events(BATCH):
-            if event.kind == "up":
-                self._stranger = ""
-                self._session.connected(now_s)
-            elif event.kind == "unknown":
-                self._stranger = event.text
-            elif event.kind == "down":
-                self._session.disconnected()
-            elif event.kind == "message":
-                self._on_frames(event, now_s)
-        if not self._session.tick(now_s):
-            self._session.disconnected()
-            self._transport.reopen()
+        self._link.step(now_s)
         if self._session.state == "open":
             self._absent_since_s = None
         elif self._absent_since_s is None:
             self._absent_since_s = now_s
-        self._send_messages()
 
-    def _on_frames(self, event: Event, now_s: float) -> None:
-        frames = event.frames
-        try:
-            message = decode_head(frames[0] if frames else b"")
-            if not isinstance(message, DataHead):
-                self._session.on_message(message, now_s)
-                return
-            if len(frames) != 2:
-                raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"DATA of {len(frames)} frames")
-            self._session.on_data(decode_data(message, frames[1]), now_s)
-        except ProtocolError as error:
-            if not self._session.unreadable:
-                log.warning("%s sent what cannot be read (counted from now on): %s", self._address, error)
-            self._session.on_garbage(error, now_s, is_data=len(frames) > 1)
-
-    def _send_messages(self) -> None:
-        for message in self._session.take_messages():
-            if not self._transport.send((encode_head(message),)):
-                return  # no connection: the session repeats what matters
+    def _on_rollout(self, head: DataHead, frames: Sequence[Buffer], now_s: float) -> None:
+        self._session.on_data(decode_whole(head, frames), now_s)
 
     def _check_usable(self) -> None:
         session = self._session

@@ -149,25 +149,17 @@ class Store:
             DamagedError: it is damaged or missing.
             SpoolError: it cannot be read just now.
         """
-        frames = self.frames(position)
+        with self._read_lock:
+            try:
+                frames = self._log.read(position).frames
+            except DamagedError:
+                self.damage.note(position)
+                raise
         try:
             return decode_frames(frames)
         except ProtocolError as error:
             self.damage.note(position)
             raise DamagedError(f"{self._log.folder}: record {position}: {error}") from error
-
-    def frames(self, position: int) -> Frames:
-        """The message at a position, as it came; safe from any thread.
-
-        Raises:
-            DamagedError, SpoolError: as `read`.
-        """
-        with self._read_lock:
-            try:
-                return self._log.read(position).frames
-            except DamagedError:
-                self.damage.note(position)
-                raise
 
     def commit_many(self, ends: Iterable[tuple[int, str]]) -> None:
         """Messages came to their end together, a step: (position, why dropped; "" if trained on).
