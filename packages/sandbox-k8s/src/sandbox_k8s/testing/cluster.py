@@ -26,6 +26,7 @@ from .doors import Doors
 from .fault_proxy import Upstream
 from .kubeconfig import kubeconfig
 from .kubelet import KIND_LABEL, Kubelet, Runner
+from .listening import listening
 from .nodes import DEFAULT_ALLOCATABLE, Nodes
 from .objects import Objects, Target
 from .placed import Placed, process_of
@@ -216,22 +217,18 @@ class FakeCluster:
             nodes.add(node, self.config.allocatable)
         self._server = ApiServer(self._objects, self.token, Doors(self._kubelet).streams())
         app = web.Application(client_max_size=1 << 40)
-        app.router.add_route("*", "/{path:.*}", self._server.handle)
         connector = aiohttp.TCPConnector(limit=0)
         session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, skip_auto_headers=["User-Agent"]
         )
         app[PROXY_SESSION] = session
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        await web.SockSite(runner, self._listener).start()
-        try:
-            yield
-        finally:
-            await self._kubelet.close()
-            await session.close()
-            self._server.cut()
-            await runner.cleanup()
+        async with listening(app, self._server.handle, self._listener):
+            try:
+                yield
+            finally:
+                await self._kubelet.close()
+                await session.close()
+                self._server.cut()
 
     def _runner_of(self, kubelet: Kubelet, pod: Object) -> Runner:
         cause = kubelet.cause_of(pod)

@@ -19,6 +19,7 @@ from yarl import URL
 
 from .background import Background
 from .kubeconfig import kubeconfig
+from .listening import listening
 
 _TOO_MANY = "Too many requests, please try again later.\n"
 _HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"}
@@ -125,15 +126,11 @@ class FaultProxy:
             timeout=aiohttp.ClientTimeout(total=None),
         )
         app = web.Application(client_max_size=1 << 40)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        await web.SockSite(runner, self._listener).start()
-        try:
-            yield
-        finally:
-            await self._http.close()
-            await runner.cleanup()
+        async with listening(app, self._handle, self._listener):
+            try:
+                yield
+            finally:
+                await self._http.close()
 
     def _falls(self, fault: str, what: str) -> bool:
         """Draw: whether a fault hits this request or event."""
