@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import anyio
+import msgspec
 import pytest
 from sandbox_k8s import ClusterError, Injection, KubernetesConfig
 from sandbox_k8s.clock import SystemClock
@@ -170,6 +171,23 @@ async def test_429_is_tried_again_after_the_time_that_the_server_names(server: S
     server.pods += [busy, answer(503, b""), answer(200, pod())]
     assert (await api.get("p"))["metadata"]["uid"] == "u"
     assert server.asked == ["GET pods/p"] * 3
+
+
+async def test_tries_are_bounded_by_time_not_by_number(server: Server, api: PodApi) -> None:
+    """A server that is started again refuses for as long as that takes, however often it is asked."""
+    server.pods += [answer(429, b"", Retry_After="0")] * 12 + [answer(200, {})]
+    await api.delete("p", uid="u")
+    assert len(server.asked) == 13
+
+
+async def test_a_request_is_given_up_when_patience_ends(server: Server) -> None:
+    access = cast("ApiAccess", PlainAccess(server.server_address[1]))
+    api = PodApi(access, msgspec.structs.replace(CONFIG, api_patience_s=1e-9), SystemClock())
+    server.pods += [answer(503, b"")] * 2
+    with pytest.raises(ClusterError, match="HTTP 503"):
+        await api.delete("p", uid="u")
+    assert len(server.asked) == 1
+    api.close()
 
 
 @pytest.mark.parametrize("lost", [cut, answer(504, status(504, "Timeout")), answer(200, b'{"meta')])

@@ -21,9 +21,8 @@ from .config import KubernetesConfig
 from .records import annotations_of
 
 _CONNECT_S = 5.0
-_TRIES = 5
 _FIRST_PAUSE_S = 0.25
-_LONGEST_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 5.0
 _PASSING = frozenset({429, 500, 502, 503, 504})
 _PAGE = 500
 _MERGE = "application/merge-patch+json"
@@ -77,7 +76,7 @@ class PodApi:
 
     Threads are bounded; a client of the library is never used by two of them at once, since that mixes
     answers up. Every request has a time-out below the one of the API server, and is tried again with pauses
-    where that can help and cannot harm.
+    where that can help and cannot harm, for as long as an API server needs to start again.
     """
 
     def __init__(self, access: ApiAccess, config: KubernetesConfig, clock: Clock) -> None:
@@ -87,6 +86,7 @@ class PodApi:
         self._pods = f"{self._base}/pods"
         self._clock = clock
         self._timeout_s = config.api_timeout_s
+        self._patience_s = config.api_patience_s
         self._limiter = anyio.CapacityLimiter(config.api_threads)
         self._idle: list[Any] = []
 
@@ -206,7 +206,8 @@ class PodApi:
         """
         lost = False
         pause_s = _FIRST_PAUSE_S
-        for left in reversed(range(_TRIES)):
+        until = anyio.current_time() + self._patience_s
+        while True:
             try:
                 return await self._once(request, what)
             except ClusterError as problem:
@@ -214,7 +215,7 @@ class PodApi:
                     done = await look()
                     if done is not None:
                         return done
-                if left == 0 or not _passes(problem):
+                if anyio.current_time() >= until or not _passes(problem):
                     raise
                 if problem.code != 429:
                     lost = True
@@ -223,19 +224,18 @@ class PodApi:
                         return done
                 await self._pause(problem, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise AssertionError("unreachable")
 
     async def _retried(self, request: Request, what: str) -> dict[str, Any]:
         pause_s = _FIRST_PAUSE_S
-        for left in reversed(range(_TRIES)):
+        until = anyio.current_time() + self._patience_s
+        while True:
             try:
                 return await self._once(request, what)
             except ClusterError as problem:
-                if left == 0 or not _passes(problem):
+                if anyio.current_time() >= until or not _passes(problem):
                     raise
                 await self._pause(problem, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise AssertionError("unreachable")
 
     async def _pause(self, problem: ClusterError, pause_s: float) -> None:
         """What the server asked for and up to as much again, or up to our own pause: not all at once."""

@@ -73,6 +73,8 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
         record_s: How far ahead of now the pod's annotation says that the sandbox is alive, at least; a reaper
             removes it after that. The launcher itself ends with the much shorter lease.
         api_timeout_s: For one request to the API server; less than the 34 s after which it gives up itself.
+        api_patience_s: How long a request is tried again that the API server does not answer, or answers with
+            429 or 5xx: long enough for it to be started again.
         api_threads: Requests to the API server at the same time.
         watch_s: How long one watch request lasts; silence for 5 s more means that the connection is dead.
     """
@@ -105,13 +107,15 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
     failing_timeout_s: float = 120.0
     record_s: float = 600.0
     api_timeout_s: float = 20.0
+    api_patience_s: float = 60.0
     api_threads: int = 8
     watch_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
         super().__post_init__()
-        for name in ("failing_timeout_s", "record_s", "api_threads", "watch_s", "max_lifetime_s", "cpu"):
+        positive = ("failing_timeout_s", "record_s", "api_patience_s", "api_threads", "watch_s")
+        for name in (*positive, "max_lifetime_s", "cpu"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"KubernetesConfig.{name} must be positive, got {getattr(self, name)}")
         if not 0 < self.api_timeout_s < 34:

@@ -37,7 +37,8 @@ _ERROR: dict[str, Any] = {
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """What goes wrong, and how often: each a probability from 0 to 1.
 
-    The same seed gives the nth request of a kind the same fate, whatever else is asked meanwhile.
+    The same seed gives the nth request of a kind (a verb on a resource, whatever the object's name) the same
+    fate, whatever else is asked meanwhile.
 
     Attributes:
         seed: Of all draws.
@@ -143,7 +144,7 @@ class FaultProxy:
         return hit
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        what = f"{request.method} {request.path}"
+        what = _kind(request)
         if self._falls("too_many_requests", what):
             headers = {"Retry-After": str(self.faults.retry_after_s)}
             return web.Response(status=429, text=_TOO_MANY, headers=headers)
@@ -163,7 +164,7 @@ class FaultProxy:
         opening = self._http.request(request.method, url, headers=headers, data=data, allow_redirects=False)
         async with opening as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
-            if request.query.get("watch", "").lower() not in ("", "0", "false"):
+            if _watches(request):
                 return await self._watch(request, answer, what, kept)
             body = await answer.read()
             if self._falls("lost_answer", what):
@@ -225,6 +226,19 @@ async def _carry(source: Any, target: Any) -> None:
             await target.send_bytes(message.data)
         elif message.type is WSMsgType.TEXT:
             await target.send_str(message.data)
+
+
+def _kind(request: web.Request) -> str:
+    """What a request asks for, without the names that clients make up: those differ from run to run."""
+    parts = request.path.strip("/").split("/")
+    resource = parts.index("namespaces") + 2 if "namespaces" in parts[:-2] else len(parts) - 1
+    verb = "WATCH" if _watches(request) else request.method
+    named = "/{name}" if len(parts) > resource + 1 else ""
+    return f"{verb} {parts[resource]}{named}{''.join('/' + part for part in parts[resource + 2 :])}"
+
+
+def _watches(request: web.Request) -> bool:
+    return request.query.get("watch", "").lower() not in ("", "0", "false")
 
 
 def _reset(request: web.Request) -> web.StreamResponse:
