@@ -105,9 +105,11 @@ def text(most: int) -> Type:
     return check
 
 
-def binary(size: int) -> Type:
+def binary(size: int | None) -> Type:
+    """None: of any length."""
+
     def check(value: Any) -> bytes:
-        require(type(value) is bytes and len(value) == size)
+        require(type(value) is bytes and size in (None, len(value)))
         return value
 
     return check
@@ -230,7 +232,7 @@ TABLES: dict[str, list[tuple[Any, ...]]] = {
     "STATUS": [
         SESSION, ("metrics", mapping(FLOAT, 256)), ("producers", array(row(NAME, ID, WORD, U63, U63, U63))),
     ],
-    "BUNDLE": [("items", array(row(U32, U32), 64, 1))],
+    "BUNDLE": [("items", array(row(binary(None), U32), 64, 1))],
     "PART": [
         ("prompt_length", INT), ("turns", array(table("TURN"))), ("reward", nullable(FLOAT)),
         ("in_loss", TRUTH), ("in_baseline", TRUTH),

@@ -61,12 +61,10 @@ def split(body: dict[str, Any], frames: list[bytes]) -> list[list[bytes]]:
         raise RefusedError("wrong_frame_count")
     items: list[list[bytes]] = []
     at = 0
-    for sizes in body["items"]:
-        pieces: list[bytes] = []
-        for size in sizes:
-            pieces.append(frames[1][at : at + size])
-            at = (at + size + 63) // 64 * 64
-        items.append(pieces)
+    for head, size in body["items"]:
+        at = (at + 63) // 64 * 64
+        items.append([head, frames[1][at : at + size]])
+        at += size
     if at != len(frames[1]):
         raise RefusedError("bad_payload_length")
     return items

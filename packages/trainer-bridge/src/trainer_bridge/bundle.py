@@ -1,4 +1,4 @@
-"""Several small DATA messages in one: what a message costs beside its bytes is paid once for all of them.
+"""Several DATA messages in one: what a message costs beside its bytes is paid once for all of them.
 
 A socket call, a frame and a wake-up cost as much as tens of kilobytes of payload; 4096 tokens are 52.
 """
@@ -6,49 +6,104 @@ A socket call, a frame and a wake-up cost as much as tens of kilobytes of payloa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from trainer_bridge.block_pool import BlockPool
 from trainer_bridge.codec import Frames
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.head import encode_head
 from trainer_bridge.messages import Bundle
-from trainer_bridge.payload import ALIGNMENT, Buffer
+from trainer_bridge.payload import Buffer, aligned, gap_before
 from trainer_bridge.wire_types import BUNDLE_MESSAGES
 
 FEATURE = "bundle"
 """Its name in HELLO and WELCOME."""
-BUNDLE_BYTES = 1 << 19
-"""A bundle's body, at most."""
-BUNDLED_BYTES = 1 << 17
-"""Larger messages travel alone: what they cost is their bytes."""
+COPIED_BYTES = 1 << 17
+"""Larger payloads are not copied into a bundle: what they cost is their bytes."""
+COPIES_BYTES = 1 << 19
+"""Payloads that were copied together, at most."""
+HEADS_BYTES = 1 << 18
+"""Heads of one bundle, at most."""
+KEPT_ALIVE = 16
+"""A view of one payload keeps its whole bundle in memory for as long as that rollout waits: the receiver
+copies payloads that are less than this part of it,"""
+ALWAYS_COPIED_BYTES = 1 << 14
+"""and these."""
 
-_PADDING = bytes(ALIGNMENT)
+
+class Bundler:
+    """Collects the messages that go out together: neighbours in memory (`draft_all`), or small ones.
+
+    Args:
+        most: bytes of payloads that the receiver takes in one frame.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._messages: list[Frames] = []
+        self._addresses: list[int] = []
+        """Where each payload lies; of messages that are small or have neighbours."""
+        self._run = self._small = True
+        """All are neighbours; all may be copied."""
+        self._heads = 0
+        self._end = 0
+
+    def takes(self, frames: Frames) -> bool:
+        """Take a message in, unless it cannot go out with those that are in."""
+        head, payload = frames
+        end = aligned(self._end) + len(payload)
+        address = _address(payload)
+        run = small = True
+        if self._messages:
+            last = self._messages[-1].payload
+            run = (
+                self._run
+                and self._addresses[-1] + aligned(len(last)) == address
+                and _owner(last) is _owner(payload)
+            )
+            small = self._small and len(payload) <= COPIED_BYTES and end <= COPIES_BYTES
+            if (
+                not (run or small)
+                or len(self._messages) == BUNDLE_MESSAGES
+                or self._heads + len(head) > HEADS_BYTES
+                or end > self._most
+            ):
+                return False
+        else:
+            small = len(payload) <= COPIED_BYTES
+        self._run, self._small = run, small
+        self._messages.append(frames)
+        self._addresses.append(address)
+        self._heads += len(head)
+        self._end = end
+        return True
+
+    def frames(self, pool: BlockPool) -> Sequence[Buffer]:
+        """The message to send: the only one as it is, or a bundle."""
+        if len(self._messages) == 1:
+            return self._messages[0]
+        if not self._run:
+            return join(self._messages, pool)
+        whole = memoryview(_owner(self._messages[0].payload)).cast("B")
+        start = self._addresses[0] - _address(whole)
+        return _head_of(self._messages), whole[start : start + self._end].toreadonly()
 
 
-def takes(frames: Frames, count: int, nbytes: int) -> bool:
-    """Whether a message may join a bundle that holds `count` messages of `nbytes` together."""
-    size = frames.nbytes + 2 * ALIGNMENT
-    return count < BUNDLE_MESSAGES and size <= BUNDLED_BYTES and nbytes + size <= BUNDLE_BYTES
-
-
-def join(messages: Sequence[Frames], pool: BlockPool) -> tuple[Buffer, Buffer]:
-    """The two frames of a bundle; the messages are copied."""
+def join(messages: Sequence[Frames], pool: BlockPool) -> tuple[bytes, Buffer]:
+    """The two frames of a bundle; the payloads are copied."""
     pieces: list[Buffer] = []
     at = 0
-    for message in messages:
-        for piece in message:
-            size = len(piece)
-            end = at + size
-            pieces.append(piece)
-            at = _aligned(end)
-            if at > end:
-                pieces.append(_PADDING[: at - end])
-    items = tuple((len(head), len(payload)) for head, payload in messages)
-    body = pool.join(pieces, at) if at >= pool.smallest else b"".join(pieces)
-    return encode_head(Bundle(items)), body
+    for _, payload in messages:
+        if gap := gap_before(at):
+            pieces.append(gap)
+        pieces.append(payload)
+        at += len(gap) + len(payload)
+    return _head_of(messages), pool.join(pieces, at) if at >= pool.smallest else b"".join(pieces)
 
 
-def split(bundle: Bundle, frames: Sequence[Buffer]) -> Iterator[tuple[Buffer, Buffer]]:
+def split(bundle: Bundle, frames: Sequence[Buffer]) -> Iterator[tuple[bytes, Buffer]]:
     """The head and the payload of each message, as they would have come alone.
 
     Raises:
@@ -59,8 +114,8 @@ def split(bundle: Bundle, frames: Sequence[Buffer]) -> Iterator[tuple[Buffer, Bu
         raise ProtocolError(ErrorCode.WRONG_FRAME_COUNT, f"BUNDLE of {len(frames)} frames, 2 are right")
     body = frames[1]
     at = 0
-    for head, payload in bundle.items:
-        at = _aligned(_aligned(at + head) + payload)
+    for _, payload in bundle.items:
+        at = aligned(at) + payload
     if at != len(body):
         raise ProtocolError(
             ErrorCode.BAD_PAYLOAD_LENGTH,
@@ -69,14 +124,24 @@ def split(bundle: Bundle, frames: Sequence[Buffer]) -> Iterator[tuple[Buffer, Bu
     return _messages(bundle, memoryview(body))
 
 
-def _messages(bundle: Bundle, view: memoryview) -> Iterator[tuple[Buffer, Buffer]]:
+def _messages(bundle: Bundle, view: memoryview) -> Iterator[tuple[bytes, Buffer]]:
     at = 0
-    for head, payload in bundle.items:
-        middle = _aligned(at + head)
-        # Copied: a view would keep the whole bundle in memory as long as one small rollout of it waits.
-        yield bytes(view[at : at + head]), bytes(view[middle : middle + payload])
-        at = _aligned(middle + payload)
+    for head, size in bundle.items:
+        at = aligned(at)
+        payload = view[at : at + size]
+        small = size < ALWAYS_COPIED_BYTES or size * KEPT_ALIVE < len(view)
+        yield head, bytes(payload) if small else payload
+        at += size
 
 
-def _aligned(at: int) -> int:
-    return -(-at // ALIGNMENT) * ALIGNMENT
+def _head_of(messages: Sequence[Frames]) -> bytes:
+    return encode_head(Bundle(tuple((head, len(payload)) for head, payload in messages)))
+
+
+def _owner(payload: Buffer) -> Any:
+    """The object whose memory it is."""
+    return payload.obj if isinstance(payload, memoryview) else payload
+
+
+def _address(payload: Buffer) -> int:
+    return np.frombuffer(payload, np.uint8).__array_interface__["data"][0]

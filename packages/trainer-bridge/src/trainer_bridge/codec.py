@@ -15,7 +15,7 @@ from trainer_bridge.config import MAX_GROUP_SIZE, MAX_PARTS, MAX_PAYLOAD_BYTES
 from trainer_bridge.errors import ErrorCode, ProtocolError, UnsendableError
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.messages import ArrayEntry, DataHead, PartBody, Scalar, TurnBody
-from trainer_bridge.payload import Array, Buffer, pack, unpack
+from trainer_bridge.payload import Array, Buffer, Layout, lay_out, unpack, write
 
 SCHEMA = "sample/1"
 SCHEMA_TEXT = """\
@@ -34,6 +34,7 @@ turn start end finish_reason logprob_kind temperature top_p top_k min_p reward
 the loss."""
 SCHEMA_HASH = xxhash.xxh3_64_intdigest(SCHEMA_TEXT.encode())
 
+_NOBODY = bytes(16)
 _REQUIRED = ("token_ids", "loss_mask", "logprobs", "versions")
 _OPTIONAL = ("kept_ids", "kept_offsets", "routed_experts")
 _ALL = _REQUIRED + _OPTIONAL
@@ -100,32 +101,61 @@ def draft(
     group_size: int = 0,
     pool: BlockPool | None = None,
 ) -> Draft:
-    """Make all parts of one rollout ready to send; their arrays are copied and may be reused at once.
+    """Make all parts of one rollout ready to send: `draft_all` of one."""
+    return draft_all([samples], max_payload_bytes=max_payload_bytes, group_size=group_size, pool=pool)[0]
+
+
+def draft_all(
+    rollouts: Sequence[Sequence[Sample]],
+    *,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    group_size: int = 0,
+    pool: BlockPool | None = None,
+) -> list[Draft]:
+    """Make rollouts ready to send; their arrays are copied and may be reused at once.
 
     Args:
-        samples: parts 0 to `parts - 1` in order, of one rollout and attempt.
-        max_payload_bytes: upper bound of the payload.
-        group_size: rollouts that make the group complete; 0: not said.
+        rollouts: each all its parts, 0 to `parts - 1` in order, of one attempt. Their payloads come to lie in
+            one piece of memory, which is free again when all of them are settled.
+        max_payload_bytes: upper bound of each payload.
+        group_size: rollouts that make their group complete; 0: not said.
         pool: memory of large payloads. None: allocated.
 
     Raises:
         UnsendableError: not the complete parts of one rollout, or a value that the wire cannot carry.
     """
+    layouts = [_lay_out(samples, max_payload_bytes) for samples in rollouts]
+    payloads = write(layouts, pool)
+    return [
+        Draft(_head(samples, layout.table, payload, group_size), payload)
+        for samples, layout, payload in zip(rollouts, layouts, payloads, strict=True)
+    ]
+
+
+def _lay_out(samples: Sequence[Sample], max_payload_bytes: int) -> Layout:
     first = _one_rollout(samples)
     named: list[tuple[str, Array]] = []
     for part, sample in enumerate(samples):
         names = _array_names(part) if part else _FIRST_NAMES
         named += [(n, a) for n, a in zip(names, _arrays_of(sample), strict=True) if a is not None]
-    nbytes = sum(array.nbytes for _, array in named)
+    layout = lay_out(named)
+    nbytes = sum(entry.nbytes for entry in layout.table)
     if nbytes > max_payload_bytes:
         raise UnsendableError(
             f"rollout {first.rollout_id}: {nbytes} bytes of arrays, at most {max_payload_bytes} are allowed "
             "(max_payload_bytes)"
         )
-    table, payload = pack(named, pool)
-    head = DataHead(
+    return layout
+
+
+def _head(
+    samples: Sequence[Sample], table: tuple[ArrayEntry, ...], payload: Buffer, group_size: int
+) -> DataHead:
+    """Without its place in a producer's sequence."""
+    first = samples[0]
+    return DataHead(
         schema=SCHEMA,
-        producer=bytes(16),
+        producer=_NOBODY,
         epoch=0,
         sequence=0,
         created_ns=0,
@@ -139,7 +169,6 @@ def draft(
         payload_hash=xxhash.xxh3_64_intdigest(payload),
         group_size=group_size,
     )
-    return Draft(head, payload)
 
 
 def decode_data(head: DataHead, payload: Buffer) -> Data:

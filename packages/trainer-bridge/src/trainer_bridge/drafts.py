@@ -8,7 +8,7 @@ from typing import cast
 from token_tracking.sample import Sample
 
 from trainer_bridge.block_pool import BlockPool
-from trainer_bridge.codec import Draft, draft
+from trainer_bridge.codec import Draft, draft_all
 from trainer_bridge.config import MAX_GROUP_SIZE
 from trainer_bridge.errors import UnsendableError
 
@@ -20,7 +20,7 @@ def drafts_of(
     max_payload_bytes: int,
     pool: BlockPool,
 ) -> list[Draft]:
-    """A draft for each rollout, in order; its arrays are copied into memory of the pool.
+    """A draft for each rollout, in order; its arrays are copied into memory of the pool, next to each other.
 
     Raises:
         UnsendableError: no samples, not whole rollouts, a value that the wire cannot carry, or a group size
@@ -28,10 +28,8 @@ def drafts_of(
     """
     if group_size is not None and not 1 <= group_size <= MAX_GROUP_SIZE:
         raise UnsendableError(f"group_size is {group_size}, 1 to {MAX_GROUP_SIZE} can be")
-    return [
-        draft(rollout, max_payload_bytes=max_payload_bytes, group_size=group_size or 0, pool=pool)
-        for rollout in _by_rollout(_samples(samples))
-    ]
+    rollouts = _by_rollout(_samples(samples))
+    return draft_all(rollouts, max_payload_bytes=max_payload_bytes, group_size=group_size or 0, pool=pool)
 
 
 def size_of_group(samples: Sequence[Sample]) -> int | None:

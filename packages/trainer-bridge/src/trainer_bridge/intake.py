@@ -110,11 +110,14 @@ class Intake:
 
     def _await_room(self, deadline_s: float | None) -> None:
         loop = self._loop
+        asked = False
         while True:
             self.check()
             if not loop.outbox.is_full(loop.session.unsettled):
                 return
-            loop.wake()  # earlier rollouts of the same call may wait to be sent
+            if not asked:
+                loop.wake()  # earlier rollouts of the same call may wait to be sent
+                asked = True
             remaining_s = None if deadline_s is None else deadline_s - self._clock.monotonic_s()
             if remaining_s is not None and remaining_s <= 0:
                 bound = (

@@ -258,9 +258,9 @@ class DataHead(Body, frozen=True, gc=False):
 class Bundle(Body, frozen=True, gc=False):
     """Producer to receiver: several DATA messages in one, if both ends have the feature `bundle`."""
 
-    items: Annotated[tuple[tuple[U32, U32], ...], Meta(min_length=1, max_length=BUNDLE_MESSAGES)]
-    """(bytes of the head, bytes of the payload) of each. They stand in the second frame in this order, each
-    at the next multiple of 64; what lies between is zero."""
+    items: Annotated[tuple[tuple[bytes, U32], ...], Meta(min_length=1, max_length=BUNDLE_MESSAGES)]
+    """(head, bytes of the payload) of each. The payloads stand in the second frame in this order, each at the
+    next multiple of 64; what lies between is zero."""
 
 
 Message = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from trainer_bridge.errors import ErrorCode, ProtocolError, UnsendableError
 from trainer_bridge.messages import ArrayEntry
 
 ALIGNMENT = 64
+RUN_BYTES = 1 << 22
+"""Payloads written next to each other, at most; the memory of a run comes back when all of it is settled."""
 MAX_DIMENSIONS = 8
 
 BFLOAT16 = "bf2"
@@ -71,17 +74,35 @@ def to_float32(bits: Array) -> npt.NDArray[np.float32]:
     return (bits.astype("<u4") << 16).view("<f4")
 
 
-def pack(
-    arrays: Iterable[tuple[str, Array | Bfloat16]], pool: BlockPool | None = None
-) -> tuple[tuple[ArrayEntry, ...], Buffer]:
-    """Copy arrays into one new payload.
+class Layout(NamedTuple):
+    """A payload that is not written yet.
+
+    Attributes:
+        table: its arrays, in the order in which they were given.
+        pieces: what its bytes are, end to end; gaps are zero.
+        nbytes: their sum.
+    """
+
+    table: tuple[ArrayEntry, ...]
+    pieces: list[Buffer]
+    nbytes: int
+
+
+def aligned(at: int) -> int:
+    """The next place where an array, or a payload, may begin."""
+    return (at + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def gap_before(at: int) -> bytes:
+    """The zeros from a place to the next one where something may begin."""
+    return _GAPS[-at % ALIGNMENT]
+
+
+def lay_out(arrays: Iterable[tuple[str, Array | Bfloat16]]) -> Layout:
+    """Where arrays will stand in a payload; nothing is copied but what is not as the wire wants it.
 
     Args:
         arrays: name and array, any layout in memory, of a dtype in `DTYPES` in any byte order, or bfloat16.
-        pool: where the memory comes from. None: allocated.
-
-    Returns:
-        The table in the same order, and the payload. Gaps are zero.
 
     Raises:
         UnsendableError: a dtype the wire does not know.
@@ -99,9 +120,51 @@ def pack(
             pieces.append(little.data.cast("B"))
         table.append(ArrayEntry(name, code, little.shape, offset, nbytes))
         at = offset + nbytes
-    if pool is not None and at >= pool.smallest:
-        return tuple(table), pool.join(pieces, at)
-    return tuple(table), b"".join(pieces)
+    return Layout(tuple(table), pieces, at)
+
+
+def write(layouts: Sequence[Layout], pool: BlockPool | None = None) -> list[Buffer]:
+    """Write payloads, one after the other in memory: a bundle of neighbours needs no copy.
+
+    Args:
+        layouts: one for each payload.
+        pool: where the memory comes from. None: allocated.
+    """
+    payloads: list[Buffer] = []
+    begin = at = 0
+    for n, layout in enumerate(layouts):
+        if n > begin and aligned(at) + layout.nbytes > RUN_BYTES:
+            payloads += _write_run(layouts[begin:n], pool)
+            begin, at = n, 0
+        at = aligned(at) + layout.nbytes
+    return payloads + _write_run(layouts[begin:], pool)
+
+
+def _write_run(layouts: Sequence[Layout], pool: BlockPool | None) -> list[Buffer]:
+    """Payloads in one piece of memory."""
+    pieces: list[Buffer] = []
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for layout in layouts:
+        start = aligned(at)
+        if start != at:
+            pieces.append(_GAPS[start - at])
+        pieces += layout.pieces
+        at = start + layout.nbytes
+        spans.append((start, at))
+    whole: Buffer = b"".join(pieces) if pool is None or at < pool.smallest else pool.join(pieces, at)
+    if len(layouts) == 1:
+        return [whole]
+    view = memoryview(whole)
+    return [view[start:end] for start, end in spans]
+
+
+def pack(
+    arrays: Iterable[tuple[str, Array | Bfloat16]], pool: BlockPool | None = None
+) -> tuple[tuple[ArrayEntry, ...], Buffer]:
+    """Copy arrays into one new payload: its table, and its bytes. Arguments and errors as `lay_out`."""
+    layout = lay_out(arrays)
+    return layout.table, write([layout], pool)[0]
 
 
 def unpack(table: Sequence[ArrayEntry], payload: Buffer) -> dict[str, Array]:

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from trainer_bridge import bundle
 from trainer_bridge.block_pool import BlockPool
+from trainer_bridge.bundle import FEATURE, Bundler
 from trainer_bridge.clock import Clock
 from trainer_bridge.codec import Draft, Frames
 from trainer_bridge.config import Timing
@@ -24,7 +24,7 @@ from trainer_bridge.errors import (
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.listener import Listener
 from trainer_bridge.outbox import Outbox
-from trainer_bridge.payload import ALIGNMENT, Buffer
+from trainer_bridge.payload import Buffer
 from trainer_bridge.session import SenderSession
 from trainer_bridge.transport import ClientTransport
 
@@ -47,7 +47,8 @@ class SenderEvent(NamedTuple):
 class SenderLoop:
     """Moves messages between outbox and network until it is stopped.
 
-    `changed` guards the outbox, the session and the public fields; it is notified after every step.
+    `changed` guards the outbox, the session and the public fields; it is notified when something was settled,
+    when the state of the session changed, and at the end.
 
     Args:
         address: for texts.
@@ -140,7 +141,8 @@ class SenderLoop:
                     state, unsettled = self.session.state, self.session.unsettled
                     events = self._step()
                     news = self.session.unsettled < unsettled or self.session.state != state
-                    self.changed.notify_all()
+                    if news:
+                        self.changed.notify_all()
                 if news:
                     self._tell_room()
                 for event in events:
@@ -226,22 +228,20 @@ class SenderLoop:
 
     def _send_data(self, now_s: float) -> None:
         for _ in range(BATCH):
-            found = self._gather(now_s)
-            if not found:
+            bundler = Bundler(self.session.max_payload or 0)
+            seqs = self._gather(bundler, now_s)
+            if not seqs:
                 return
-            messages = tuple(found.values())
-            frames = messages[0] if len(messages) == 1 else bundle.join(messages, self._blocks)
-            if not self._transport.send(frames):
-                self.session.not_sent(tuple(found))
+            if not self._transport.send(bundler.frames(self._blocks)):
+                self.session.not_sent(seqs)
                 return
         self._transport.wake()  # more is to be sent, but incoming messages have their turn first
 
-    def _gather(self, now_s: float) -> dict[int, Frames]:
-        """The message to send now; or several small ones, if the peer takes bundles."""
+    def _gather(self, bundler: Bundler, now_s: float) -> list[int]:
+        """The message to send now; or several, if the peer takes bundles."""
         session = self.session
-        bundles = bundle.FEATURE in session.features
-        found: dict[int, Frames] = {}
-        nbytes = 0
+        bundles = FEATURE in session.features
+        seqs: list[int] = []
         while (seq := session.next_to_send()) is not None:
             try:
                 frames = self._read(seq)
@@ -250,15 +250,13 @@ class SenderLoop:
                 break
             if frames is None:
                 continue
-            small = bundles and bundle.takes(frames, len(found), nbytes)
-            if not small and found:
+            if not bundler.takes(frames):
                 break
-            found[seq] = frames
-            nbytes += frames.nbytes + 2 * ALIGNMENT
+            seqs.append(seq)
             session.mark_sent(seq, len(frames.payload), now_s)
-            if not small:
+            if not bundles:
                 break
-        return found
+        return seqs
 
     def _read(self, seq: int) -> Frames | None:
         """None: it is lost, or too large for this receiver, and settled as such; the others go on.

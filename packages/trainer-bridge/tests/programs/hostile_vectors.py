@@ -302,31 +302,32 @@ def of_bundles(items: list[Frames]) -> dict[str, Hostile]:
     """BUNDLEs that are refused whole."""
     frames = [bytes(frame) for frame in join(items, BlockPool())]
     head, body = frames
-    sizes = [(len(each.head), len(each.payload)) for each in items]
+    table = [(each.head, len(each.payload)) for each in items]
 
     def listed(table: Any, body: bytes = body) -> list[bytes]:
         return [raw_head(Kind.BUNDLE, [table]), body]
 
-    short = [sizes[0], (sizes[1][0], sizes[1][1] - 64)]
+    short = [table[0], (table[1][0], table[1][1] - 64)]
     return {
         "bundle-of-one-frame": Hostile("wrong_frame_count", [head]),
         "bundle-of-three-frames": Hostile("wrong_frame_count", [head, body, b""]),
         "bundle-of-nothing": Hostile("bad_body", listed([], b"")),
-        "bundle-of-65": Hostile("bad_body", listed([(0, 0)] * 65, b"")),
-        "bundle-size-negative": Hostile("bad_body", listed([(-64, 64)], b"")),
-        "bundle-size-beyond-32-bits": Hostile("bad_body", listed([(2**32, 0)])),
+        "bundle-of-65": Hostile("bad_body", listed([(b"", 0)] * 65, b"")),
+        "bundle-size-negative": Hostile("bad_body", listed([(b"", -64)], b"")),
+        "bundle-size-beyond-32-bits": Hostile("bad_body", listed([(b"", 2**32)])),
         "bundle-size-alone": Hostile("bad_body", listed([(64,)])),
+        "bundle-head-of-text": Hostile("bad_body", listed([("head", 0)], b"")),
         "bundle-body-cut": Hostile("bad_payload_length", [head, body[:-64]]),
         "bundle-body-long": Hostile("bad_payload_length", [head, body + bytes(64)]),
         "bundle-table-short": Hostile("bad_payload_length", listed(short)),
-        "bundle-table-cut": Hostile("bad_payload_length", listed(sizes[:1])),
+        "bundle-table-cut": Hostile("bad_payload_length", listed(table[:1])),
     }
 
 
 def odd_bundle(items: list[Frames], others: list[bytes]) -> tuple[list[bytes], list[str | None]]:
     """A BUNDLE that is good, of messages that are not; and what each is refused as (None: it is good)."""
     flipped = bytes([items[0].payload[0] ^ 1]) + bytes(items[0].payload[1:])
-    nested = encode_head(Bundle(((64, 0),)))
+    nested = encode_head(Bundle(((b"", 0),)))
     inside = [
         (items[0], None),
         (Frames(items[0].head, flipped), "bad_payload_hash"),
