@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from token_tracking.errors import MissingLogprobsError, SampleError
 from token_tracking.kept import KeptSets, truncated
+from token_tracking.sample_arrays import check_channels, read_only_view, require_array
 from token_tracking.sample_fields import (
     NUMBER_OR_NONE,
     TEXT,
@@ -157,8 +158,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         _check_identity(self)
         sampled = _check_arrays(self)
         _check_turns(self, sampled)
-        for name in _ARRAYS:
-            _hold_read_only(self, name)
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -239,16 +238,18 @@ _OFF = {
     "raw": "their log-probabilities are over the whole vocabulary",
     "processed": "a trainer's log-probabilities are over the whole vocabulary",
 }
-_ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "kept_ids", "kept_offsets", "routed_experts")
+_FLAT = (
+    ("token_ids", np.dtype(np.int32)),
+    ("loss_mask", np.dtype(np.uint8)),
+    ("logprobs", np.dtype(np.float32)),
+    ("versions", np.dtype(np.int32)),
+)
+_OPTIONAL = ("kept_ids", "kept_offsets", "routed_experts")
 
 
-def _hold_read_only(sample: Sample, name: str) -> None:
-    # A view: the caller's own array stays writable for the caller, and the sample cannot be written through.
-    array: npt.NDArray[Any] | None = getattr(sample, name)
-    if array is not None and array.flags.writeable:
-        view = array.view()
-        view.flags.writeable = False
-        msgspec.structs.force_setattr(sample, name, view)
+def _hold_read_only(sample: Sample, name: str, array: npt.NDArray[Any]) -> None:
+    if array.flags.writeable:
+        msgspec.structs.force_setattr(sample, name, read_only_view(array))
 
 
 def _check_identity(s: Sample) -> None:
@@ -265,31 +266,35 @@ def _check_identity(s: Sample) -> None:
 
 def _check_arrays(s: Sample) -> npt.NDArray[np.bool_]:
     """Returns which tokens have a weight version."""
-    for name in _ARRAYS:
-        array: Any = getattr(s, name)
-        if not isinstance(array, np.ndarray) and (array is not None or name in _ARRAYS[:4]):
-            raise SampleError(f"{name} must be a numpy array, got a {type(array).__name__}")
-    n = s.token_ids.size
-    for name, array, dtype in (
-        ("token_ids", s.token_ids, np.int32),
-        ("loss_mask", s.loss_mask, np.uint8),
-        ("logprobs", s.logprobs, np.float32),
-        ("versions", s.versions, np.int32),
-    ):
+    n = -1
+    for (name, dtype), array in zip(_FLAT, (s.token_ids, s.loss_mask, s.logprobs, s.versions), strict=True):
+        require_array(name, array)
         if array.dtype != dtype or array.ndim != 1:
-            raise SampleError(
-                f"{name} must be a flat {np.dtype(dtype)} array, got {array.dtype} {array.shape}"
-            )
-        if len(array) != n:
+            raise SampleError(f"{name} must be a flat {dtype} array, got {array.dtype} {array.shape}")
+        if n < 0:
+            n = len(array)
+        elif len(array) != n:
             raise SampleError(f"{name} has {len(array)} entries for {n} tokens")
-    if n and int(s.token_ids.min()) < 0:
+        _hold_read_only(s, name, array)
+    if s.kept_ids is not None or s.kept_offsets is not None or s.routed_experts is not None:
+        for name, array in zip(_OPTIONAL, (s.kept_ids, s.kept_offsets, s.routed_experts), strict=True):
+            if array is not None:
+                require_array(name, array)
+                _hold_read_only(s, name, array)
+        check_channels(s.kept_ids, s.kept_offsets, s.routed_experts, n)
+    return _check_values(s, n)
+
+
+def _check_values(s: Sample, n: int) -> npt.NDArray[np.bool_]:
+    # A reduction called by name costs half of what the array's own method does.
+    if n and np.minimum.reduce(s.token_ids) < 0:
         raise SampleError("token_ids must not be negative")
-    if n and int(s.versions.min()) < UNKNOWN_VERSION:
+    if n and np.minimum.reduce(s.versions) < UNKNOWN_VERSION:
         raise SampleError("versions must be >= -2 (-1: not sampled, -2: unknown)")
     # One pass for two rules: every value of the mask is at most 1, and 0 where nothing was sampled.
     sampled = s.versions != NOT_SAMPLED
     if np.count_nonzero(s.loss_mask > sampled.view(np.uint8)):
-        if int(s.loss_mask.max()) > 1:
+        if np.maximum.reduce(s.loss_mask) > 1:
             raise SampleError("loss_mask must hold only 0 and 1")
         raise SampleError(
             "a token with loss mask 1 has weight version -1 (not sampled): only sampled tokens are trained"
@@ -297,32 +302,7 @@ def _check_arrays(s: Sample) -> npt.NDArray[np.bool_]:
     # fmin and fmax pass over NaN.
     if n and (np.fmax.reduce(s.logprobs) > 0 or np.fmin.reduce(s.logprobs) == -np.inf):
         raise SampleError("logprobs must be finite and <= 0, or NaN where none was recorded")
-    _check_channels(s, n)
     return sampled
-
-
-def _check_channels(s: Sample, n: int) -> None:
-    if (s.kept_ids is None) != (s.kept_offsets is None):
-        raise SampleError("kept_ids and kept_offsets come together")
-    if s.kept_ids is not None and s.kept_offsets is not None:
-        offsets = s.kept_offsets
-        if (offsets.dtype, offsets.shape) != (np.int64, (n + 1,)):
-            raise SampleError(f"kept_offsets must be int64 of length {n + 1}")
-        if (s.kept_ids.dtype, s.kept_ids.ndim) != (np.int32, 1):
-            raise SampleError(
-                f"kept_ids must be a flat int32 array, got {s.kept_ids.dtype} {s.kept_ids.shape}"
-            )
-        if int(offsets[0]) != 0 or int(offsets[-1]) != len(s.kept_ids) or bool(np.any(np.diff(offsets) < 0)):
-            raise SampleError("kept_offsets must rise from 0 to len(kept_ids)")
-    if s.routed_experts is not None and (
-        s.routed_experts.ndim != 3
-        or s.routed_experts.shape[0] != max(n - 1, 0)
-        or s.routed_experts.dtype.kind not in "iu"
-    ):
-        raise SampleError(
-            f"routed_experts must be integers of shape [{max(n - 1, 0)}, layers, top_k], got "
-            f"{s.routed_experts.dtype} {s.routed_experts.shape}"
-        )
 
 
 def _check_turns(s: Sample, sampled: npt.NDArray[np.bool_]) -> None:
