@@ -1,10 +1,11 @@
 """Shared by this package's tests: the quickstart example of the repository and ways to run the command."""
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
@@ -62,14 +63,31 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def quickstart(tmp_path_factory) -> Finished:
-    """The quickstart, run once for all tests that look at what it left behind."""
-    cwd = tmp_path_factory.mktemp("quickstart")
-    return agent_flow("run", EXAMPLE / "run.toml", "--json", cwd=cwd)
+def once(tmp_path_factory):
+    """Calls `agent-flow` once for all processes of a test run; gives what it gave, and where."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def call(name, *arguments, env=None):
+        cwd, record = folder / name, folder / f"{name}.json"
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not record.exists():
+                cwd.mkdir()
+                record.write_text(json.dumps(asdict(agent_flow(*arguments, cwd=cwd, env=env))))
+        return Finished(**json.loads(record.read_text())), cwd
+
+    return call
 
 
 @pytest.fixture(scope="session")
-def quickstart_text(tmp_path_factory) -> Finished:
+def quickstart(once) -> Finished:
+    """The quickstart, run once for all tests that look at what it left behind."""
+    return once("once-quickstart", "run", EXAMPLE / "run.toml", "--json")[0]
+
+
+@pytest.fixture(scope="session")
+def quickstart_text(once) -> Finished:
     """The same in mini-swe-agent's text format."""
-    cwd = tmp_path_factory.mktemp("quickstart-text")
-    return agent_flow("run", EXAMPLE / "text.toml", "--json", cwd=cwd)
+    return once("once-quickstart-text", "run", EXAMPLE / "text.toml", "--json")[0]

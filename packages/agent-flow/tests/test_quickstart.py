@@ -12,6 +12,7 @@ from agent_flow.journal import read_ledger
 from token_tracking import ChatTemplate, Conversation, load_tokenizer
 from trainer_bridge import read_samples
 
+pytestmark = pytest.mark.timeout(300)  # three whole runs stand before the first of these tests
 EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
 EXPECTED = json.loads((EXAMPLE / "expected.json").read_text())
 TASKS = [json.loads(line) for line in (EXAMPLE / "tasks.jsonl").read_text().splitlines()]
@@ -181,10 +182,10 @@ SECRET = "sk-live-0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
-def plain(cli, tmp_path_factory):
+def plain(once):
     """The quickstart in a pipe, by a caller whose environment holds secrets."""
-    cwd = tmp_path_factory.mktemp("plain")
-    done = cli("run", EXAMPLE / "run.toml", cwd=cwd, env={"OPENAI_API_KEY": SECRET, "HF_TOKEN": SECRET})
+    secrets = {"OPENAI_API_KEY": SECRET, "HF_TOKEN": SECRET}
+    done, cwd = once("once-plain", "run", EXAMPLE / "run.toml", env=secrets)
     assert done.code == 0, done.stderr
     return done, cwd
 

@@ -12,6 +12,7 @@ import pytest
 from trainer_bridge import SampleReceiver
 from trainer_bridge.codec import draft
 from trainer_bridge.config import ReceiverConfig, SenderConfig, Timing
+from trainer_bridge.errors import AuthError, ConnectError
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.memory_transport import MemoryClient
 from trainer_bridge.messages import Ack, Hello, Message
@@ -57,7 +58,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 def wait() -> Callable[..., None]:
     """Wait until something holds; fails after `timeout_s`."""
 
-    def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    def until(condition: Callable[[], object], timeout_s: float = 40.0) -> None:
         changed = threading.Event()
         for _ in range(int(timeout_s / 0.01)):
             if condition():
@@ -66,6 +67,24 @@ def wait() -> Callable[..., None]:
         raise AssertionError("it did not happen in time")
 
     return until
+
+
+@pytest.fixture
+def turned_away() -> Callable[[Callable[[float], object]], AuthError]:
+    """Connect with a deadline that grows until the refusal was here before it: a loaded machine is slow."""
+
+    def connect(opened: Callable[[float], object]) -> AuthError:
+        for deadline_s in (0.2, 2.0, 20.0):
+            try:
+                opened(deadline_s)
+            except AuthError as refusal:
+                return refusal
+            except ConnectError:
+                continue
+            raise AssertionError("it was let in")
+        raise AssertionError("it was not told why")
+
+    return connect
 
 
 LOUD = ReceiverConfig(malformed_limit=1 << 30, messages_per_s=1 << 30)

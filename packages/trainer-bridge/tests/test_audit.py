@@ -52,7 +52,7 @@ def run_folder(
             for n in (0, 1, 2, 3, 4, 0, 5, 6):  # rollout 0 again, as a worker does that was restarted
                 sender.send(make_rollout(n, parts=2, tokens=8))
             for n in range(5):
-                lease = receiver.next(10.0)
+                lease = receiver.next(40.0)
                 assert lease is not None
                 if n == 4:
                     lease.nack("it is no good")
@@ -108,7 +108,7 @@ def test_a_running_receiver_tells_leased_from_queued(
     ):
         for n in range(6):
             sender.send(make_rollout(n))
-        leases = [receiver.next(10.0) for _ in range(3)]
+        leases = [receiver.next(40.0) for _ in range(3)]
         assert leases[0] is not None
         leases[0].commit()
         wait(lambda: receiver.stats().messages == 6)
@@ -199,10 +199,10 @@ def test_a_replaced_attempt_is_accounted_for(tmp_path: Path, audited: Audited) -
     ):
         for attempt in (1, 0):
             sender.send(make_rollout(1, attempt=attempt))
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.commit()
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
     code, found = audited(tmp_path)
     assert code == 0
     assert found["ledger"]["dropped"] == {"fenced": 1}  # type: ignore[index]
@@ -219,14 +219,14 @@ def test_drops_by_a_rule_are_told_by_their_reason_also_after_a_return_to_a_check
         receiver.publish(policy_run="run-1", weights_version=3)
         before = receiver.state_dict()
         sender.send(make_sample(0))
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.commit()
         receiver.publish(weights_version=4)
         sender.send(make_sample(1))
         assert receiver.next(0.5) is None
         receiver.checkpoint_saved(receiver.state_dict())
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
     code, found = audited(tmp_path)
     assert code == 0
     ledger = found["ledger"]
@@ -239,7 +239,7 @@ def test_drops_by_a_rule_are_told_by_their_reason_also_after_a_return_to_a_check
     assert (ledger["dropped"], ledger["leased_or_queued"]) == ({}, 2)  # type: ignore[index]
     with SampleReceiver(out=tmp_path / "trainer") as receiver:
         for _ in range(2):
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
     code, found = audited(tmp_path)
@@ -289,7 +289,7 @@ def test_a_damaged_record_is_shown_with_its_place(tmp_path: Path, command: Comma
         for n in range(3):
             sender.send(make_sample(n))
         for _ in range(3):
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
     (path,) = segment_paths(tmp_path / "samples")

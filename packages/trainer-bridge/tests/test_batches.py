@@ -48,7 +48,7 @@ def test_a_batch_is_whole_groups_of_whole_rollouts() -> None:
         sent = [group(1), group(2)]
         for each in sent:
             assert len(sender.send_group(each).seqs) == 2
-        batch = receiver.next_batch(groups=2, deadline_s=10.0)
+        batch = receiver.next_batch(groups=2, deadline_s=40.0)
         assert numbers(batch) == [[10, 11], [20, 21]]
         assert batch is not None
         pairs = zip([*sent[0], *sent[1]], batch.samples, strict=True)
@@ -59,7 +59,7 @@ def test_a_batch_is_whole_groups_of_whole_rollouts() -> None:
         assert sender.stats().pending == 4
         batch.commit()
         batch.commit()
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         with pytest.raises(BridgeError, match="committed or given back before"):
             batch.nack("too late")
     with pytest.raises(ClosedError):
@@ -76,11 +76,11 @@ def test_members_from_several_workers_meet(receiver_config: Callable[..., Receiv
         assert receiver.next_batch(groups=1, deadline_s=0.05) is None
         waiter: list[BatchLease | None] = []
         thread = threading.Thread(
-            target=lambda: waiter.append(receiver.next_batch(groups=1, deadline_s=20.0))
+            target=lambda: waiter.append(receiver.next_batch(groups=1, deadline_s=40.0))
         )
         thread.start()
         two.send(make_rollout(11, group=1))
-        thread.join(20.0)
+        thread.join(40.0)
         assert numbers(waiter[0]) == [[10, 11]]
 
 
@@ -93,7 +93,7 @@ def test_what_is_given_back_comes_again_and_then_goes_to_the_dead_letters(
     ):
         for n in (1, 2):
             sender.send_group(group(n))
-        batch = receiver.next_batch(groups=2, deadline_s=10.0)
+        batch = receiver.next_batch(groups=2, deadline_s=40.0)
         assert batch is not None
         bad = batch.rollouts[2].rollout_id
         batch.nack("reward model died", rollouts=[bad])
@@ -101,7 +101,7 @@ def test_what_is_given_back_comes_again_and_then_goes_to_the_dead_letters(
         with pytest.raises(BridgeError, match=f"rollout {bad} is not in this lease"):
             batch.nack("again", rollouts=[bad])
         batch.commit()
-        again = receiver.next_batch(groups=1, deadline_s=10.0)
+        again = receiver.next_batch(groups=1, deadline_s=40.0)
         assert numbers(again) == [[20, 21]]
         assert again is not None
         assert [rollout.nacks for rollout in again.rollouts] == [1, 0]
@@ -148,12 +148,12 @@ def test_stale_samples_are_dropped_and_their_worker_goes_on(
             sender.send_group(group(n, version=3))
         for n in (6, 7):
             sender.send_group(group(n, version=6))
-        batch = receiver.next_batch(groups=2, deadline_s=20.0)
+        batch = receiver.next_batch(groups=2, deadline_s=40.0)
         assert numbers(batch) == [[60, 61], [70, 71]]
         assert batch is not None
         assert {rollout.staleness for rollout in batch.rollouts} == {1}
         batch.commit()
-        assert sender.wait_settled(10.0)  # also what was dropped
+        assert sender.wait_settled(40.0)  # also what was dropped
         metrics = receiver.metrics()
     assert {type(value) for value in metrics.values()} == {float}
     trained = sum(int(sample.loss_mask.sum()) for sample in batch.samples)
@@ -182,10 +182,10 @@ def test_a_dead_worker_ends_the_wait_with_its_name(receiver_config: Callable[...
             assert receiver.next_batch(groups=1, deadline_s=0.5) is None  # the second one may still come
         words = r"nothing has moved for 0\.\d s .* no producer is connected \(producer w7 said BYE\); group"
         with pytest.raises(StuckError, match=words):
-            receiver.next_batch(groups=1, deadline_s=20.0)
+            receiver.next_batch(groups=1, deadline_s=40.0)
         with SampleSender(receiver.address, config=RECEIVED) as sender:
             sender.send(make_rollout(2, group=1), group_size=2)
-            assert numbers(receiver.next_batch(groups=1, deadline_s=20.0)) == [[1, 2]]
+            assert numbers(receiver.next_batch(groups=1, deadline_s=40.0)) == [[1, 2]]
 
 
 def test_a_group_is_given_up_while_nobody_asks(
@@ -194,7 +194,7 @@ def test_a_group_is_given_up_while_nobody_asks(
     config = receiver_config(group_deadline_s=0.05, partial_groups="drop")
     with SampleReceiver(config=config) as receiver, SampleSender(receiver.address) as sender:
         sender.send(make_rollout(1, group=1), group_size=2)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         assert receiver.stats().dropped == {"group_deadline": 1}
 
 

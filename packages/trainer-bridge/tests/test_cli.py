@@ -21,6 +21,7 @@ from trainer_bridge import (
     SenderConfig,
     Timing,
 )
+from trainer_bridge.cli import main
 from trainer_bridge.commands.gauge import Gauge
 from trainer_bridge.commands.replay import replay
 from trainer_bridge.segment_log import segment_paths
@@ -28,6 +29,7 @@ from trainer_bridge.testing import make_rollout, make_sample
 
 COMMAND = [sys.executable, "-m", "trainer_bridge"]
 Start = Callable[..., subprocess.Popen[str]]
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -48,13 +50,27 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def fails(*argv: object) -> str:
-    """Run a command that cannot start; its one line of error."""
-    done = subprocess.run([*COMMAND, *map(str, argv)], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 2, done
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process; its exit code and what it prints."""
+
+    def command(*argv: object) -> tuple[int, str, str]:
+        return main([str(each) for each in argv]), *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def fails(run: Run) -> Callable[..., str]:
+    """Runs a command that cannot start; its one line of error."""
+
+    def command(*argv: object) -> str:
+        code, out, err = run(*argv)
+        assert (code, out) == (2, "")
+        assert len(err.splitlines()) == 1, err
+        return err
+
+    return command
 
 
 def listening(process: subprocess.Popen[str]) -> str:
@@ -66,7 +82,7 @@ def listening(process: subprocess.Popen[str]) -> str:
 
 def end(process: subprocess.Popen[str], number: int) -> list[str]:
     process.send_signal(number)
-    out, err = process.communicate(timeout=3)
+    out, err = process.communicate(timeout=50)
     assert process.returncode == 0, err
     assert "Traceback" not in err
     return out.splitlines()
@@ -77,7 +93,7 @@ def test_receive_ends_with_the_counts(start: Start, number: int) -> None:
     process = start("receive", "--json")
     with SampleSender(listening(process), producer="w1") as sender:
         sender.send([*make_rollout(1, parts=2), make_sample(2)])
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
     lines = [json.loads(line) for line in end(process, number)]
     assert [(e["event"], e.get("rollout_id"), e.get("part"), e.get("parts")) for e in lines] == [
         ("sample", f"{1:032x}", 0, 2),
@@ -100,7 +116,7 @@ def test_receive_for_people(start: Start) -> None:
     header = process.stdout.readline()
     with SampleSender(address, producer="w1") as sender:
         sender.send(make_sample(1))
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         producer = sender.stats().producer
     sample, counts = end(process, signal.SIGINT)
     assert header.split()[:3] == ["time", "producer", "task"]
@@ -108,7 +124,7 @@ def test_receive_for_people(start: Start) -> None:
     assert counts.startswith("1 rollouts, 1 samples, 64 tokens; 1 committed")
 
 
-def test_bad_starts_say_what_where_and_what_to_do(tmp_path: Path) -> None:
+def test_bad_starts_say_what_where_and_what_to_do(tmp_path: Path, fails: Callable[..., str]) -> None:
     with SampleReceiver() as receiver:
         said = fails("receive", "--bind", receiver.address)
         assert said == f"trainer-bridge receive: {receiver.address} is in use: " + (
@@ -126,7 +142,7 @@ def test_bad_starts_say_what_where_and_what_to_do(tmp_path: Path) -> None:
 
 def test_debug_shows_the_traceback() -> None:
     done = subprocess.run(
-        [*COMMAND, "receive", "--debug", "--bind", "nowhere"], capture_output=True, text=True, timeout=20
+        [*COMMAND, "receive", "--debug", "--bind", "nowhere"], capture_output=True, text=True, timeout=50
     )
     assert done.returncode != 0
     assert "Traceback" in done.stderr
@@ -138,7 +154,7 @@ def test_tail_looks_on_and_takes_nothing(start: Start) -> None:
         wait_for_observer(receiver)
         with SampleSender(receiver.address) as sender:
             sender.send([make_sample(1), *make_rollout(2, parts=2), make_sample(3)])
-            out, _ = process.communicate(timeout=10)
+            out, _ = process.communicate(timeout=50)
             assert process.returncode == 0
             events = [e for e in map(json.loads, out.splitlines()) if e["event"] != "status"]
             assert [e.get("task_id") for e in events] == ["task-1", "task-2", "task-2", None]
@@ -146,7 +162,7 @@ def test_tail_looks_on_and_takes_nothing(start: Start) -> None:
             assert sender.stats().acknowledged == 0
             assert receiver.stats().queued == 3
             for _ in range(3):
-                lease = receiver.next(10.0)
+                lease = receiver.next(40.0)
                 assert lease is not None
                 lease.commit()
 
@@ -170,10 +186,10 @@ def test_tail_killed_9_leaves_the_receiver_unharmed(start: Start) -> None:
         process.wait()
         for n in range(200):
             sender.send(make_sample(n, tokens=2000))
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         wait_for_observer(receiver, 0)
 
 
@@ -181,7 +197,7 @@ def test_tail_ends_when_the_receiver_does(start: Start) -> None:
     with SampleReceiver() as receiver:
         process = start("tail", receiver.address)
         wait_for_observer(receiver)
-    out, _ = process.communicate(timeout=5)
+    out, _ = process.communicate(timeout=50)
     assert process.returncode == 0
     assert out.splitlines()[-1] == "saw 0 samples of 0 rollouts (the receiver closed)"
 
@@ -196,7 +212,7 @@ def test_tail_is_a_live_table_on_a_terminal(start: Start, monkeypatch: pytest.Mo
         wait_for_observer(receiver)
         with SampleSender(receiver.address) as sender:
             sender.send(make_sample(1))
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
     shown = b""
@@ -215,51 +231,43 @@ def test_tail_is_a_live_table_on_a_terminal(start: Start, monkeypatch: pytest.Mo
     assert "completed" in text
 
 
-def test_audit_and_replay(tmp_path: Path, start: Start) -> None:
+def test_audit_and_replay(tmp_path: Path, start: Start, run: Run) -> None:
     with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
         sender.send([*make_rollout(1, parts=2), make_sample(2)])
         for _ in range(2):
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
-    done = subprocess.run([*COMMAND, "audit", tmp_path], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0
-    assert done.stdout.startswith("2 records, 2 rollouts, 3 samples, 192 tokens in store ")
+    code, out, _ = run("audit", tmp_path)
+    assert code == 0
+    assert out.startswith("2 records, 2 rollouts, 3 samples, 192 tokens in store ")
     process = start("receive", "--json")
     address = listening(process)
     for new, known in ((2, 0), (0, 2)):  # again: the receiver drops what it has, and says so
-        again = subprocess.run(
-            [*COMMAND, "replay", tmp_path, "--to", address], capture_output=True, text=True, timeout=20
-        )
+        code, out, err = run("replay", tmp_path, "--to", address)
         said = f"the receiver says: {new} rollouts were new, {known} were here already"
-        assert again.stdout == f"sent 2 rollouts, 2 acknowledged; {said}\n", again.stderr
-        assert again.returncode == 0
+        assert (code, out) == (0, f"sent 2 rollouts, 2 acknowledged; {said}\n"), err
     last = json.loads(end(process, signal.SIGTERM)[-1])
     assert (last["rollouts"], last["samples"], last["duplicates"]) == (2, 3, 2)
     (path,) = segment_paths(tmp_path / "samples")
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    done = subprocess.run([*COMMAND, "audit", path, "--json"], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 1
-    assert "record 2 at byte" in json.loads(done.stdout)["faults"][0]
+    code, out, _ = run("audit", path, "--json")
+    assert code == 1
+    assert "record 2 at byte" in json.loads(out)["faults"][0]
 
 
-def replayed(path: Path, address: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "replay", str(path), "--to", address, *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20)
-
-
-def test_replayed_groups_are_groups(tmp_path: Path) -> None:
+def test_replayed_groups_are_groups(tmp_path: Path, run: Run) -> None:
     with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
         sender.send_group([make_rollout(n, group=1)[0] for n in range(2)])
-        batch = receiver.next_batch(groups=1, deadline_s=10.0)
+        batch = receiver.next_batch(groups=1, deadline_s=40.0)
         assert batch is not None
         batch.commit()
     with SampleReceiver(config=ReceiverConfig(commit_on="checkpoint")) as receiver:
-        done = replayed(tmp_path, receiver.address, "--timeout", "0.2", "--json")
-        assert json.loads(done.stdout)["receiver"] == "2 rollouts were new, 0 were here already"
-        batch = receiver.next_batch(groups=1, deadline_s=10.0)
+        _, out, _ = run("replay", tmp_path, "--to", receiver.address, "--timeout", 0.2, "--json")
+        assert json.loads(out)["receiver"] == "2 rollouts were new, 0 were here already"
+        batch = receiver.next_batch(groups=1, deadline_s=40.0)
         assert batch is not None
         assert len(batch.rollouts) == 2
 
@@ -270,7 +278,7 @@ def test_replay_gives_up_on_a_receiver_whose_consumer_takes_nothing(
     with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
         sender.send([make_sample(n, tokens=8) for n in range(30)])
         for _ in range(30):
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
     few = SenderConfig(max_unsettled=10)
@@ -283,10 +291,10 @@ def test_replay_gives_up_on_a_receiver_whose_consumer_takes_nothing(
         assert receiver.stats().messages == 10
 
 
-def test_replay_to_nobody_advises_what_replay_can_do(tmp_path: Path) -> None:
+def test_replay_to_nobody_advises_what_replay_can_do(tmp_path: Path, fails: Callable[..., str]) -> None:
     with SampleReceiver(out=tmp_path) as receiver, SampleSender(receiver.address) as sender:
         sender.send(make_sample(1))
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.commit()
         address = receiver.address
@@ -304,7 +312,7 @@ def test_an_idle_receive_ends_when_its_parent_is_gone(start: Start) -> None:
         assert process.stderr is not None
         process.stdout.close()
         process.stderr.close()
-        assert process.wait(10) == 1
+        assert process.wait(40.0) == 1
     process.stdout = process.stderr = None
 
 
@@ -315,16 +323,15 @@ def test_a_reader_that_goes_away_ends_receive_quietly(start: Start) -> None:
     process.stdout.close()
     with SampleSender(address) as sender:
         sender.send(make_sample(1))
-        assert process.wait(10) == 1
+        assert process.wait(40.0) == 1
         sender.close(drain_s=0.0)
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
 
 
-def test_bench_measures_this_machine(start: Start) -> None:
-    process = start("bench", "--seconds", 0.1, "--json")
-    out, err = process.communicate(timeout=50)
-    assert process.returncode == 0, err
+def test_bench_measures_this_machine(run: Run) -> None:
+    code, out, err = run("bench", "--seconds", 0.05, "--json")
+    assert code == 0, err
     found = json.loads(out)
     assert [row["tokens"] for row in found["rows"]] == [4096, 32768]
     for row in found["rows"]:
@@ -335,15 +342,15 @@ def test_bench_measures_this_machine(start: Start) -> None:
         assert row["receiver_us"] > 0
 
 
-def test_bench_feeds_no_trainer(start: Start) -> None:
+def test_bench_feeds_no_trainer(run: Run) -> None:
     with SampleReceiver() as receiver:
-        process = start("bench", receiver.address)
-        _, err = process.communicate(timeout=20)
-        assert process.returncode == 2
+        code, _, err = run("bench", receiver.address)
+        assert code == 2
         assert "made-up samples would go to a trainer" in err
         assert receiver.stats().messages == 0
 
 
+@pytest.mark.slow
 def test_bench_of_a_link(start: Start) -> None:
     other = start("bench", "--serve", "--json")
     assert other.stdout is not None
@@ -367,14 +374,14 @@ def test_tail_shows_rates_lags_credits_and_drops(wait: Callable[..., None]) -> N
         for n in range(3):
             sender.send(make_rollout(n, parts=2))
         wait(lambda: receiver.stats().queued == 3)  # else the observer may get copies of these too
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.nack("no use")
         gauge = Gauge()
         with SampleObserver(receiver.address, timing=Timing(heartbeat_s=0.1)) as observer:
             for now_s in (1.0, 3.0):
                 sender.send(make_rollout(int(now_s) + 10))
-                seen = observer.next(10.0)
+                seen = observer.next(40.0)
                 assert seen is not None
                 gauge.take_copy(seen, seen.created_ns + 250_000_000)
                 known = observer.status

@@ -50,7 +50,7 @@ def test_control_reaches_a_worker_whose_samples_nobody_reads(
         router.send_multipart(
             [peer, encode_head(msgspec.structs.replace(welcome, sequence_limit=1000, byte_limit=1 << 30))]
         )
-        sender = opened.result(10.0)
+        sender = opened.result(40.0)
         for number in range(COUNT):
             sender.send(make_sample(number, tokens=BIG))
         wait(lambda: sender.stats().in_flight == COUNT)

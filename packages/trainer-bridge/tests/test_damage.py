@@ -187,7 +187,7 @@ def test_a_damaged_record_holds_up_no_other(
     ):
         assert worker.stats().inherited == 12
         assert train(receiver) == [n for n in range(12) if n != bad]
-        assert worker.wait_settled(10.0)
+        assert worker.wait_settled(40.0)
         stats = worker.stats()
         assert (stats.acknowledged, stats.lost, stats.pending) == (11, 1, 0)
         (told,) = [event.text for event in events if event.kind == "lost"]
@@ -195,7 +195,7 @@ def test_a_damaged_record_holds_up_no_other(
         assert f"{path}: record {bad + 1} at byte" in told
         worker.send(make_sample(12))
         assert train(receiver) == [12]
-        assert worker.wait_settled(10.0)
+        assert worker.wait_settled(40.0)
     assert path.stat().st_size >= size, "the bytes are kept"
     assert f"record {bad + 1} at byte" in audit(tmp_path / "spool", capsys)
     with sender(NOWHERE) as worker:
@@ -222,7 +222,7 @@ def test_a_spool_that_gives_nothing_back_for_a_moment_ends_no_sender(
         first.rmdir()
         (tmp_path / "away").rename(first)
         assert train(receiver) == list(range(12))
-        assert worker.wait_settled(10.0)
+        assert worker.wait_settled(40.0)
         assert (worker.stats().lost, worker.stats().dropped) == (0, {})
     assert len([each for each in caplog.messages if "cannot read record" in each]) == 1
 
@@ -245,7 +245,7 @@ def test_a_missing_file_is_named_and_holds_up_no_other(
     files(tmp_path / "spool")[gone].unlink()
     with SampleReceiver(config=receiver_config()) as receiver, sender(receiver.address) as worker:
         assert train(receiver) == [n for n in range(15) if n // 5 != gone]
-        assert worker.wait_settled(10.0)
+        assert worker.wait_settled(40.0)
         stats = worker.stats()
         assert (stats.inherited, stats.acknowledged, stats.lost) == (15, 10, 5)
         assert ("no file begins before record 6" if gone == 0 else "no file between it") in stats.last_error
@@ -285,7 +285,7 @@ def filled(tmp_path: Path, sender: Callable[..., SampleSender], config: Receiver
         for n in range(15):
             worker.send(make_sample(n))
         for _ in range(3):
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
         wait(lambda: (worker.stats().pending, receiver.stats().stored) == (12, 15))
@@ -332,7 +332,7 @@ def test_a_store_sets_a_damaged_record_aside(
         assert train(receiver) == [n for n in range(3, 15) if n != bad]
         with sender(receiver.address) as worker:
             assert train(receiver) == [bad]
-            assert worker.wait_settled(10.0)
+            assert worker.wait_settled(40.0)
     assert f"record {bad + 1}" in caplog.text
     assert f"record {bad + 1}" in audit(filled, capsys)
     with SampleReceiver(out=filled, config=config) as receiver, sender(receiver.address) as worker:
@@ -352,12 +352,12 @@ def test_a_damaged_record_that_was_committed_is_not_trained_on_again(
         assert receiver.stats().store_damaged == 1
         assert receiver.stats().dropped == {}
         got = train(receiver)
-        assert worker.wait_settled(10.0)
+        assert worker.wait_settled(40.0)
         assert got == [*range(3, 15), 1], "whose head is gone cannot be known; it is told, and counted"
     flip(files(filled)[0], 2, 900)
     (tmp_path / "spool" / "samples" / "cursor.json").unlink()
     with SampleReceiver(out=filled, config=config) as receiver, sender(receiver.address) as worker:
-        assert worker.wait_settled(10.0)
+        assert worker.wait_settled(40.0)
         assert train(receiver) == [], "its head says what it was"
 
 

@@ -61,7 +61,7 @@ def test_a_sender_counts_what_it_cannot_read_and_says_it_once(
         for damaged in (b"noise", of_kind(200), encode_head(welcome(hello.session))[:-1] + b"?"):
             router.send_multipart([peer, damaged])
         router.send_multipart([peer, encode_head(welcome(hello.session))])
-        sender = opened.result(10.0)
+        sender = opened.result(40.0)
     assert sender.stats().unreadable == 3
     router.send_multipart([peer, of_kind(99)])  # also on an open session
     wait(lambda: sender.stats().unreadable == 4)
@@ -247,6 +247,6 @@ def test_a_stranger_that_answers_an_observer_is_named() -> None:
         for _ in range(GREETINGS_BEFORE_REFUSAL):
             router.send_multipart([router.recv_multipart()[0], b"-ERR unknown command"])
         with pytest.raises(RefusedError, match="answer to HELLO cannot be read"):
-            opened.result(10.0)
+            opened.result(40.0)
     router.close(0)
     context.term()

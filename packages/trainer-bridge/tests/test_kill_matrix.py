@@ -82,7 +82,7 @@ def run(trainer: Mortal, senders: Sequence[Mortal]) -> None:
             trainer.start_again()
         assert trainer.process is not None
         trainer.process.send_signal(signal.SIGTERM)
-        assert trainer.process.wait(20) == 0
+        assert trainer.process.wait(40.0) == 0
     finally:
         for end in (trainer, *senders):
             if end.process is not None and end.process.poll() is None:

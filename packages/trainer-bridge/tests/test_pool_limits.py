@@ -217,9 +217,9 @@ def test_if_there_are_only_groups_of_unknown_size_it_is_an_error_that_says_so(
         with pytest.raises(
             ConfigError, match=r"nothing has moved .* nobody says how many rollouts group 0+1 has"
         ):
-            receiver.next_batch(groups=1, deadline_s=20.0)
+            receiver.next_batch(groups=1, deadline_s=40.0)
         assert receiver.metrics()["groups_unsized"] == 1.0
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         assert lease is not None, "single rollouts need no size"
         sender.close(drain_s=0.0)
 
@@ -228,7 +228,7 @@ def test_if_there_are_only_groups_of_unknown_size_it_is_an_error_that_says_so(
 
 
 def lease_of(receiver: SampleReceiver, groups: int = 1) -> BatchLease:
-    lease = receiver.next_batch(groups=groups, deadline_s=20.0)
+    lease = receiver.next_batch(groups=groups, deadline_s=40.0)
     assert lease is not None
     return lease
 
@@ -248,7 +248,7 @@ def test_a_store_knows_which_groups_are_over(
         for n in (10, 11):
             sender.send(make_rollout(n, group=2), group_size=2)
         lease_of(receiver).commit()
-        assert sender.wait_settled(20.0)
+        assert sender.wait_settled(40.0)
         if keep == "none":
             wait(lambda: receiver.stats().trimmed >= 3)
     with SampleReceiver(out=tmp_path, config=config) as receiver, SampleSender(receiver.address) as sender:
@@ -270,10 +270,10 @@ def test_a_consumer_of_single_rollouts_closes_no_group(
             SampleSender(receiver.address) as sender,
         ):
             sender.send(make_rollout(n, group=1), group_size=2)
-            lease = receiver.next(20.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
-            assert sender.wait_settled(20.0)
+            assert sender.wait_settled(40.0)
 
 
 def test_a_checkpoint_knows_which_groups_are_over_without_a_store() -> None:
@@ -383,7 +383,7 @@ def test_what_was_dropped_and_stored_before_a_load_does_not_come_again(
     with SampleReceiver(out=tmp_path, config=config) as receiver, SampleSender(receiver.address) as sender:
         empty = receiver.state_dict()
         sender.send(make_rollout(1, group=1), group_size=2)
-        assert sender.wait_settled(20.0)
+        assert sender.wait_settled(40.0)
         receiver.load_state_dict(empty)
         stats = receiver.stats()
         assert (stats.queued, stats.dropped, stats.unaccounted) == (0, {"group_deadline": 1}, 0)
@@ -469,17 +469,17 @@ def test_senders_that_wait_for_a_checkpoint_are_named(
         worker = threading.Thread(target=lambda: [sender.send(make_rollout(n)) for n in range(3)])
         worker.start()
         for _ in range(2):
-            lease = receiver.next(20.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
         words = (
             r"producer w7 has no room: .* 2 rollouts .* in no saved checkpoint: senders wait for checkpoint_s"
         )
         with pytest.raises(StuckError, match=words):
-            receiver.next(20.0)
+            receiver.next(40.0)
         receiver.checkpoint_saved(receiver.state_dict())
-        worker.join(20.0)
-        lease = receiver.next(20.0)
+        worker.join(40.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.commit()
         receiver.checkpoint_saved(receiver.state_dict())
@@ -499,17 +499,17 @@ def test_an_asyncio_sender_without_room_says_so_as_well(
 
         worker = threading.Thread(target=asyncio.run, args=(work(),))
         worker.start()
-        lease = receiver.next(20.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         with pytest.raises(
             StuckError, match=r"has no room: .* 1 leases with 1 rollouts are neither committed"
         ):
-            receiver.next(20.0)
+            receiver.next(40.0)
         lease.commit()
-        second = receiver.next(20.0)
+        second = receiver.next(40.0)
         assert second is not None
         second.commit()
-        worker.join(20.0)
+        worker.join(40.0)
 
 
 def test_a_worker_that_dropped_its_last_sample_is_not_without_room() -> None:

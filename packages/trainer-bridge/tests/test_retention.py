@@ -57,7 +57,7 @@ def send(sender: SampleSender, *numbers: int) -> None:
 def train(receiver: SampleReceiver, count: int, got: list[int] | None = None) -> list[int]:
     got = [] if got is None else got
     for _ in range(count):
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         got.append(int(lease.rollout_id, 16))
         lease.commit()
@@ -87,7 +87,7 @@ def test_everything_is_kept_unless_it_is_asked_for(
         send(sender, *range(12))
         train(receiver, 12)
         save(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
     assert ReceiverConfig().keep_committed == "all"
     assert receiver.stats().trimmed == 0
     assert len(list(read_samples(out))) == 12
@@ -116,7 +116,7 @@ def test_what_a_checkpoint_covers_goes_and_stays_known_over_a_restart(
         assert receiver.metrics()["store_bytes"] == on_disk
         train(receiver, 10)
         state = save(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         wait(lambda: len(segment_paths(store / "samples")) == 1)
     found = audited(tmp_path, capsys)
     assert (found["ledger"]["sent"], found["ledger"]["committed"]) == (20, 20)
@@ -133,8 +133,8 @@ def test_what_a_checkpoint_covers_goes_and_stays_known_over_a_restart(
             send(sender, 20)
             assert train(receiver, 1) == [20]
             save(receiver)
-            assert sender.wait_settled(10.0)
-            assert other.wait_settled(10.0)
+            assert sender.wait_settled(40.0)
+            assert other.wait_settled(40.0)
             stats = receiver.stats()
             assert (stats.doubled, stats.unavailable, stats.unaccounted) == (1, 0, 0)
             assert stats.messages == 1, "nothing came as new but what is new"
@@ -154,7 +154,7 @@ def test_a_trainer_goes_back_to_as_many_checkpoints_as_are_kept(
             train(receiver, 6)
             states.append(save(receiver))
             receiver.checkpoint_saved(states[-1])  # said twice, it is one checkpoint
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         wait(lambda: receiver.stats().trimmed >= (14 if keep == 1 else 8))
         trimmed = receiver.stats().trimmed
     assert trimmed <= 18 - 6 * (keep - 1)
@@ -223,7 +223,7 @@ def test_none_keeps_what_is_not_committed(
     none = config(keep_committed="none", commit_on="commit")
     with SampleReceiver(out=tmp_path / "store", config=none) as receiver, worker(receiver.address) as sender:
         send(sender, *range(12))
-        held = receiver.next(10.0)
+        held = receiver.next(40.0)
         assert held is not None
         train(receiver, 11)
         wait(lambda: sender.stats().pending == 1)
@@ -238,7 +238,7 @@ def test_none_keeps_what_is_not_committed(
         SampleSender(receiver.address) as other,
     ):
         send(other, *range(trimmed))
-        assert other.wait_settled(10.0)
+        assert other.wait_settled(40.0)
         assert receiver.stats().doubled == trimmed
         assert receiver.next(0.0) is None
 
@@ -267,15 +267,15 @@ def test_a_full_store_asks_for_no_more_and_goes_on_after_a_checkpoint(
             save(receiver)
             train(receiver, 1, got)
         save(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         assert got == list(range(60)), "nothing was lost"
         assert receiver.stats().unaccounted == 0
 
 
-def test_kill_minus_nine_at_each_file_operation(tmp_path: Path, programs: Path) -> None:
+def test_kill_minus_nine_at_each_file_operation(in_memory: Path, programs: Path) -> None:
     """Each record is either there, or gone and known; and the next start finishes what was begun."""
     done = subprocess.run(
-        [sys.executable, str(programs / "killed_trim.py"), str(tmp_path)],
+        [sys.executable, str(programs / "killed_trim.py"), str(in_memory)],
         capture_output=True,
         text=True,
         timeout=50,
@@ -340,7 +340,7 @@ def test_a_note_that_the_disk_does_not_take_deletes_nothing_and_is_tried_again(
             train(receiver, 1)
             save(receiver)
             wait(lambda: receiver.stats().trimmed >= 5)
-            assert sender.wait_settled(10.0)
+            assert sender.wait_settled(40.0)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

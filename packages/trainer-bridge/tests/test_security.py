@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import pickle
+import re
 import socket
 import stat
 from collections.abc import Callable
@@ -37,7 +38,6 @@ from trainer_bridge.testing import make_sample
 from trainer_bridge.zmq_auth import new_keypair
 
 SOURCE = Path(trainer_bridge.__file__).parent
-SOON_S = 0.4
 
 
 class Keyring:
@@ -71,33 +71,43 @@ def test_the_right_keys_carry_samples_and_a_look(keyring: Keyring) -> None:
         SampleObserver(receiver.address, keys=keyring.of("laptop")) as observer,
     ):
         sender.send(make_sample(1, tokens=20_000))
-        seen = observer.next(10.0)
-        lease = receiver.next(10.0)
+        seen = observer.next(40.0)
+        lease = receiver.next(40.0)
         assert seen is not None
         assert lease is not None
         assert seen.samples[0].rollout_id == lease.rollout_id == f"{1:032x}"
         lease.commit()
 
 
-def test_who_is_not_in_the_allow_list_is_told_in_time(keyring: Keyring) -> None:
+TurnedAway = Callable[[Callable[[float], object]], AuthError]
+
+
+def test_who_is_not_in_the_allow_list_is_told_in_time(keyring: Keyring, turned_away: TurnedAway) -> None:
+    stranger = keyring.of("stranger")
     with SampleReceiver(keys=keyring.receiver()) as receiver:
-        with pytest.raises(AuthError, match=r"does not know this end's public key: add it to .*allow-list"):
-            SampleSender(receiver.address, keys=keyring.of("stranger"), connect_timeout_s=SOON_S)
-        with pytest.raises(AuthError, match="the receiver wants keys"):
-            SampleSender(receiver.address, connect_timeout_s=SOON_S)
-        with pytest.raises(AuthError, match="allow-list"):
-            SampleObserver(receiver.address, keys=keyring.of("stranger"), connect_timeout_s=SOON_S)
+        address = receiver.address
+        said = str(turned_away(lambda s: SampleSender(address, keys=stranger, connect_timeout_s=s)))
+        assert re.search(r"does not know this end's public key: add it to .*allow-list", said)
+        said = str(turned_away(lambda s: SampleSender(address, connect_timeout_s=s)))
+        assert "the receiver wants keys" in said
+        said = str(turned_away(lambda s: SampleObserver(address, keys=stranger, connect_timeout_s=s)))
+        assert "allow-list" in said
         assert receiver.stats().producers == ()
 
 
-def test_a_receiver_with_another_key_or_none_is_not_talked_to(keyring: Keyring) -> None:
-    with (
-        SampleReceiver(keys=keyring.receiver()) as receiver,
-        pytest.raises(AuthError, match="has another key"),
+def test_a_receiver_with_another_key_or_none_is_not_talked_to(
+    keyring: Keyring, turned_away: TurnedAway
+) -> None:
+    for receiver_keys, peer, words in (
+        (keyring.receiver(), "other", "has another key"),
+        (None, "receiver", "or has no keys at all"),
     ):
-        SampleSender(receiver.address, keys=keyring.of("worker", peer="other"), connect_timeout_s=SOON_S)
-    with SampleReceiver() as plain, pytest.raises(AuthError, match="or has no keys at all"):
-        SampleSender(plain.address, keys=keyring.of("worker"), connect_timeout_s=SOON_S)
+        with SampleReceiver(keys=receiver_keys) as receiver:
+            address, keys = receiver.address, keyring.of("worker", peer=peer)
+            said = turned_away(
+                lambda s, address=address, keys=keys: SampleSender(address, keys=keys, connect_timeout_s=s)
+            )
+            assert words in str(said)
 
 
 def test_nothing_readable_is_on_the_wire_and_plain_bytes_get_nowhere(keyring: Keyring) -> None:
@@ -110,7 +120,7 @@ def test_nothing_readable_is_on_the_wire_and_plain_bytes_get_nowhere(keyring: Ke
                 pass  # the receiver hangs up
         with SampleSender(receiver.address, keys=keyring.of("worker")) as sender:
             sender.send(make_sample(1))
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
 
@@ -122,7 +132,7 @@ def test_a_key_cannot_speak_for_the_producer_of_another(
     with SampleReceiver(keys=keyring.receiver()) as receiver:
         with SampleSender(receiver.address, keys=keyring.of("worker"), spool=spool) as sender:
             sender.send(make_sample(1))
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             assert lease is not None
             lease.commit()
         with SampleSender(receiver.address, keys=keyring.of("other"), spool=spool) as thief:
@@ -152,7 +162,7 @@ def test_a_peer_that_keeps_sending_noise_is_quarantined_and_the_others_are_not(
         codes = [answer.code for _ in range(6) if isinstance(answer := decode_head(dealer.recv()), Error)]
         assert codes == [ErrorCode.SHORT_HEAD] * 5 + [ErrorCode.QUARANTINED]
         sender.send(make_sample(1))
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.commit()
         wait(lambda: receiver.stats().unread == 15)

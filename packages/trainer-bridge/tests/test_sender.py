@@ -44,7 +44,7 @@ def receiver(receiver_config: Callable[..., ReceiverConfig]) -> Iterator[SampleR
 
 
 def commit_one(receiver: SampleReceiver) -> None:
-    lease = receiver.next(10.0)
+    lease = receiver.next(40.0)
     assert lease is not None
     lease.commit()
 
@@ -66,9 +66,9 @@ def test_a_full_spool_blocks_send_until_something_is_committed(
             wait(lambda: receiver.stats().queued == 1)
             assert not blocked.done()
             commit_one(receiver)
-            assert blocked.result(10.0).seqs == (2,)
+            assert blocked.result(40.0).seqs == (2,)
         commit_one(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
 
 
 @pytest.mark.parametrize("kept", [{}, {"segment_bytes": 20_000, "keep_segments": True}])
@@ -79,17 +79,17 @@ def test_what_is_settled_fills_no_quota(
     config = sender_config(spool_quota_bytes=100_000, **kept)
     with SampleSender(receiver.address, spool=tmp_path, config=config) as sender:
         for first in range(0, 100, 10):
-            sender.send([make_sample(n) for n in range(first, first + 10)], timeout_s=10.0)
+            sender.send([make_sample(n) for n in range(first, first + 10)], timeout_s=40.0)
             for _ in range(10):
                 commit_one(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         assert sum(path.stat().st_size for path in (tmp_path / "samples").glob("*.tbs")) > 100_000
         group = [make_rollout(1000 + n, group=5)[0] for n in range(4)]
         sender.send_group(group, timeout_s=0.0)
-        batch = receiver.next_batch(groups=1, deadline_s=10.0)
+        batch = receiver.next_batch(groups=1, deadline_s=40.0)
         assert batch is not None
         batch.commit()
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         with pytest.raises(BackpressureError):  # what is not settled does
             sender.send([make_sample(n) for n in range(2000, 2100)], timeout_s=0.0)
         sender.close(drain_s=0.0)
@@ -129,16 +129,16 @@ def test_an_asyncio_group_larger_than_the_room_goes_on_where_it_stopped(
         task = asyncio.create_task(sender.send_group(group))
         for _ in range(2):
             await asyncio.to_thread(wait, lambda: sender.stats().pending == 4)
-            batch = await asyncio.to_thread(receiver.next_batch, groups=1, deadline_s=10.0)
+            batch = await asyncio.to_thread(receiver.next_batch, groups=1, deadline_s=40.0)
             assert batch is not None
             batch.commit()
         assert (await asyncio.wait_for(task, 10.0)).seqs == (3, 4, 5, 6)
-        batch = await asyncio.to_thread(receiver.next_batch, groups=1, deadline_s=10.0)
+        batch = await asyncio.to_thread(receiver.next_batch, groups=1, deadline_s=40.0)
         assert batch is not None
         assert len(batch.rollouts) == 4
         batch.commit()
         assert receiver.stats().duplicates == 0
-        assert (await sender.close(drain_s=10.0)).sent == 6
+        assert (await sender.close(drain_s=40.0)).sent == 6
 
     asyncio.run(work())
 
@@ -283,7 +283,7 @@ def test_a_message_that_is_damaged_for_ever_is_named_and_holds_up_no_other(
         assert "bad_payload_hash" in stats.last_error
         harm = False
         commit_one(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
 
 
 # -- callbacks
@@ -307,7 +307,7 @@ def test_an_on_event_that_raises_ends_neither_end(
             wait(lambda version=version: sender.control.weights_version == version)
         sender.send(make_sample(1))
         commit_one(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         assert receiver.stats().event_faults == receiver.metrics()["event_faults_total"] >= 1
         assert sender.stats().event_faults >= 2
     raised = [record.message for record in caplog.records if record.exc_info is not None]
@@ -352,7 +352,7 @@ def test_calls_that_wait_for_their_own_thread_say_so(
             ends.append(sender)
             sender.send(make_sample(1))
             receiver.publish(run_state="abort")
-            assert ready.wait(10.0)
+            assert ready.wait(40.0)
             assert [text.split(" waits")[0] for text in said] == [
                 "close",
                 "next or next_batch",
@@ -362,7 +362,7 @@ def test_calls_that_wait_for_their_own_thread_say_so(
                 "a send without room",
             ]
             commit_one(receiver)
-            assert sender.wait_settled(10.0)  # all of it goes on
+            assert sender.wait_settled(40.0)  # all of it goes on
         assert sender.stats().event_faults == 0
 
 
@@ -376,7 +376,7 @@ def test_a_sender_with_nothing_left_does_not_say_where_it_lies(
         sender.send(make_sample(1))
         assert str(tmp_path) in sender.stats().where
         commit_one(receiver)
-        stats = sender.close(drain_s=10.0)
+        stats = sender.close(drain_s=40.0)
     assert (stats.pending, stats.where) == (0, "")
     assert stats.farewell == "1 rollouts were new, 0 were here already"
     assert receiver.stats().producers[0].unsettled == receiver.metrics()["producers_unsettled"] == 0
@@ -430,7 +430,7 @@ def test_what_is_larger_than_the_receiver_takes_is_refused_or_dropped_and_holds_
     ):
         for _ in range(5):
             commit_one(receiver)
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
         assert sender.stats().dropped == {"too_large": 1}
         (told,) = [event.text for event in events if event.kind == "dropped"]
         assert "message 3 has " in told

@@ -3,125 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_bridge.codec import Frames, decode_data, decode_frames, draft
-from trainer_bridge.config import ReceiverConfig, Timing
+from trainer_bridge.codec import Frames, decode_frames, draft
+from trainer_bridge.config import ReceiverConfig
 from trainer_bridge.control import ControlBoard
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.head import decode_head, encode_head
 from trainer_bridge.memory_transport import Fault, MemoryClient, MemoryServer
-from trainer_bridge.messages import Ack, Credit, DataHead, Error, Hello, Report, Welcome
+from trainer_bridge.messages import Ack, Credit, Error, Hello, Report, Welcome
 from trainer_bridge.payload import Buffer
 from trainer_bridge.seqset import SeqSet
 from trainer_bridge.session import (
     Identity,
     ObserverSession,
-    ReceiverSession,
-    SenderSession,
-    Stream,
     negotiate,
 )
 from trainer_bridge.session.handshake import SCHEMAS
 from trainer_bridge.session.rank import RankSession
 from trainer_bridge.session.refusal_kinds import REFUSAL_KINDS, SESSION_ERRORS, kind_of_refusal
+from trainer_bridge.session.watermark import Watermark
 from trainer_bridge.testing import make_sample
 
-TIMING = Timing(heartbeat_s=1.0, peer_timeout_s=30.0, greet_again_s=1.0, resend_s=3.0)
-PRODUCER = b"p" * 16
+from .sessions import PRODUCER, TIMING, SessionReceiver, SessionSender
 
 
-class Producer:
-    """A sender without threads: session, client and messages in a list."""
+class Producer(SessionSender[MemoryClient]):
+    """A sender of samples by number."""
 
-    def __init__(
-        self, server: MemoryServer, *, window: int = 8, out: Fault, back: Fault, base: int = 0
-    ) -> None:
-        self.client = MemoryClient(server, outward=out, inward=back)
-        self.messages: list[Frames] = []
-        self.base = base
-        self.session = SenderSession(
-            producer=PRODUCER,
-            name="worker",
-            streams=[Stream(1, 1)],
-            last=0,
-            settled=SeqSet(),
-            window=window,
-            settle="committed",
-            timing=TIMING,
-        )
+    def __init__(self, server: MemoryServer, *, window: int = 8, out: Fault, back: Fault) -> None:
+        super().__init__(MemoryClient(server, outward=out, inward=back), window=window)
 
     def send(self, rollout: int) -> None:
-        seq = len(self.messages) + 1
-        self.messages.append(draft([make_sample(rollout, tokens=8)]).numbered(PRODUCER, 1, seq, 0))
-        self.session.last = seq
-
-    def step(self, now_s: float) -> None:
-        for event in self.client.events(100):
-            if event.kind == "up":
-                self.session.connected(now_s)
-            elif event.kind == "down":
-                self.session.disconnected()
-            else:
-                self.session.on_message(decode_head(event.frames[0]), now_s)
-        if not self.session.tick(now_s):
-            self.session.disconnected()
-            self.client.reopen()
-        for message in self.session.take_messages():
-            self.client.send((encode_head(message),))
-        while (seq := self.session.next_to_send()) is not None:
-            self.client.send(self.messages[seq - 1])
-            self.session.mark_sent(seq, 100, now_s)
+        self.put([make_sample(rollout, tokens=8)])
 
 
-class Consumer:
-    """A receiver without threads: session, server, and the rollouts in the order of being applied."""
+class Consumer(SessionReceiver):
+    """A receiver, and the rollouts in the order of being applied."""
 
-    def __init__(
-        self,
-        server: MemoryServer,
-        *,
-        config: ReceiverConfig | None = None,
-        receiver: bytes = b"r" * 16,
-        board: ControlBoard | None = None,
-    ) -> None:
-        self.server = server
-        self.config = config or ReceiverConfig(timing=TIMING)
-        self.board = board or ControlBoard()
-        self.session = ReceiverSession(receiver=receiver, config=self.config, board=self.board)
+    def __init__(self, server: MemoryServer, **more: Any) -> None:
+        super().__init__(server, **more)
         self.applied: list[int] = []
         self.queue: list[tuple[Identity, int, int]] = []
         self.longest_queue = 0
 
     def step(self, now_s: float, *, take: int = 100) -> None:
-        for peer, frames, _ in self.server.receive(100):
-            message = decode_head(frames[0])
-            if not isinstance(message, DataHead):
-                self.session.on_message(peer, message, now_s)
-                continue
-            try:
-                if not self.session.on_data(peer, message, now_s):
-                    continue
-                accepted = self.session.accept(decode_data(message, frames[1]), 100)
-            except ProtocolError as error:
-                self.session.reject(peer, message, error)
-                continue
-            if accepted is not None:
-                self.queue.append((accepted.identity, int(accepted.data.rollout_id, 16), accepted.nbytes))
+        for accepted, _ in self.take_in(now_s):
+            self.queue.append((accepted.identity, int(accepted.data.rollout_id, 16), accepted.nbytes))
         self.longest_queue = max(self.longest_queue, len(self.queue))
         for identity, rollout, nbytes in self.queue[:take]:
             self.session.mark_taken(identity, nbytes)
             self.applied.append(rollout)
             self.session.mark_committed(identity, now_s)
         del self.queue[:take]
-        self.session.tick(now_s)
-        for peer, message in self.session.take_messages(now_s):
-            if self.server.send(peer, (encode_head(message),)) == "gone":
-                self.session.unreachable(peer)
+        self.answer(now_s)
 
 
 def faults(seed: int, loss: float, repeat: float, reorder: float) -> Fault:
@@ -144,17 +84,20 @@ def faults(seed: int, loss: float, repeat: float, reorder: float) -> Fault:
     return fault
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    loss=st.sampled_from([0.0, 0.1, 0.4]),
-    repeat=st.sampled_from([0.0, 0.3]),
-    reorder=st.sampled_from([0.0, 0.5]),
-    cuts=st.sets(st.integers(1, 40), max_size=4),
-    window=st.integers(1, 12),
-    queue=st.integers(1, 8),
+NETWORKS = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "loss": st.sampled_from([0.0, 0.1, 0.4]),
+        "repeat": st.sampled_from([0.0, 0.3]),
+        "reorder": st.sampled_from([0.0, 0.5]),
+        "cuts": st.sets(st.integers(1, 40), max_size=4),
+        "window": st.integers(1, 12),
+        "queue": st.integers(1, 8),
+    }
 )
-def test_applied_exactly_once(
+
+
+def check_applied_exactly_once(
     seed: int, loss: float, repeat: float, reorder: float, cuts: set[int], window: int, queue: int
 ) -> None:
     server = MemoryServer()
@@ -187,6 +130,20 @@ def test_applied_exactly_once(
     state = consumer.session.ledger.producers[PRODUCER].streams[1]
     assert state.committed == SeqSet(count)
     assert state.received.gaps == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(NETWORKS)
+def test_applied_exactly_once(network: dict[str, Any]) -> None:
+    check_applied_exactly_once(**network)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=200, deadline=None)
+@given(NETWORKS)
+def test_applied_exactly_once_over_many_networks(network: dict[str, Any]) -> None:
+    check_applied_exactly_once(**network)
 
 
 def pair(**config: object) -> tuple[Producer, Consumer]:
@@ -486,6 +443,35 @@ def test_an_identity_has_one_owner_and_the_latest_epoch_wins() -> None:
     consumer.session.on_message(b"zombie", hello(epoch=1), 0.0)
     ((peer, answer),) = consumer.session.take_messages(0.0)
     assert (peer, answer.code) == (b"zombie", ErrorCode.FENCED)  # type: ignore[union-attr]
+
+
+def test_the_late_hello_of_an_older_connection_does_not_end_the_new_one() -> None:
+    """It was read after its successor's, and the sender was refused for ever."""
+    consumer = Consumer(MemoryServer())
+    consumer.session.on_message(b"new", hello(session=2), 0.0)
+    consumer.session.on_message(b"old", hello(session=1), 0.0)
+    answers = consumer.session.take_messages(0.0)
+    assert [(peer, m.session, m.code) for peer, m in answers if isinstance(m, Error)] == [
+        (b"old", 1, ErrorCode.SUPERSEDED)
+    ]
+    assert consumer.session.ledger.producers[PRODUCER].peer == b"new"
+
+
+@pytest.mark.parametrize("hello_first", [True, False])
+def test_what_an_older_checkpoint_lacks_is_counted_also_if_a_hello_is_read_before_it_is_loaded(
+    hello_first: bool,
+) -> None:
+    consumer = Consumer(MemoryServer())
+    ledger = consumer.session.ledger
+    done = Watermark()
+    done.add(Identity(PRODUCER, 1, 1))
+    greeting = hello(streams=((1, 4),))  # 2 and 3 are forgotten
+    if hello_first:
+        consumer.session.on_message(b"p", greeting, 0.0)
+    ledger.load(done, [], frozenset())
+    if not hello_first:
+        consumer.session.on_message(b"p", greeting, 0.0)
+    assert ledger.unavailable == 2
 
 
 def test_an_observer_cannot_send_data_and_a_producer_only_its_own() -> None:

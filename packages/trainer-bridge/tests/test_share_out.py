@@ -53,21 +53,21 @@ def test_a_rank_is_sent_what_was_read_when_it_was_leased(
     ):
         for number in range(2):
             sender.send(make_rollout(number, parts=1, group=number))
-        assert sender.wait_settled(10.0)
+        assert sender.wait_settled(40.0)
     with (
         SampleReceiver(out=tmp_path, config=config) as receiver,
         RankReceiver(receiver.address, rank=1, world=2, timing=timing) as rank,
         ThreadPoolExecutor(1) as threads,
     ):
-        read = receiver.next_batch(groups=2, deadline_s=10.0)
+        read = receiver.next_batch(groups=2, deadline_s=40.0)
         assert read is not None
         read.nack("again")
         segment = next((tmp_path / "samples").glob("*.tbs"))
         segment.write_bytes(bytes(byte ^ 1 for byte in segment.read_bytes()))
-        theirs = threads.submit(rank.next_batch, groups=2, deadline_s=10.0)
-        mine = receiver.next_batch(groups=2, deadline_s=10.0, world=2)
+        theirs = threads.submit(rank.next_batch, groups=2, deadline_s=40.0)
+        mine = receiver.next_batch(groups=2, deadline_s=40.0, world=2)
         assert mine is not None
-        share = theirs.result(10.0)
+        share = theirs.result(40.0)
         assert share is not None
         for lease in (mine, share):
             (rollout,) = lease.rollouts

@@ -45,7 +45,7 @@ def send(sender: SampleSender, *numbers: int, attempt: int = 0, group: int | Non
 def taken(receiver: SampleReceiver, count: int) -> list[int]:
     got: list[int] = []
     for _ in range(count):
-        lease = receiver.next(20.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         got.append(int(lease.rollout_id, 16))
         lease.commit()
@@ -53,7 +53,7 @@ def taken(receiver: SampleReceiver, count: int) -> list[int]:
 
 
 def step(receiver: SampleReceiver, groups: int = 1) -> BatchLease:
-    lease = receiver.next_batch(groups=groups, deadline_s=20.0)
+    lease = receiver.next_batch(groups=groups, deadline_s=40.0)
     assert lease is not None
     return lease
 
@@ -94,12 +94,12 @@ def test_a_later_attempt_of_a_deleted_rollout_that_was_dropped_is_new(
 
     with SampleReceiver(out=tmp_path, config=config) as receiver, SampleSender(receiver.address) as sender:
         send(sender, 1, 2, 3, 4)
-        lease = receiver.next(20.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.nack("bad")
         assert taken(receiver, 3) == [2, 3, 4]
         wait(lambda: receiver.stats().trimmed >= 2)
-        assert sender.wait_settled(20.0)
+        assert sender.wait_settled(40.0)
         if not restart:
             again(receiver)
     if restart:
@@ -262,7 +262,7 @@ def test_a_drop_that_the_store_was_not_told_of_closes_no_group(
         assert [int(each.rollout_id, 16) for each in lease.rollouts] == [1, 2]
         lease.commit()
         receiver.checkpoint_saved(receiver.state_dict())
-        assert sender.wait_settled(20.0)
+        assert sender.wait_settled(40.0)
 
 
 def test_a_drop_that_the_store_was_not_told_of_is_a_drop(tmp_path: Path, receiver_config: Config) -> None:
@@ -270,7 +270,7 @@ def test_a_drop_that_the_store_was_not_told_of_is_a_drop(tmp_path: Path, receive
     config = receiver_config(commit_on="checkpoint", max_nacks=0)
     with SampleReceiver(out=tmp_path, config=config) as receiver, SampleSender(receiver.address) as sender:
         send(sender, 1)
-        lease = receiver.next(20.0)
+        lease = receiver.next(40.0)
         assert lease is not None
         lease.nack("bad")
         state = receiver.state_dict()
@@ -298,7 +298,7 @@ def half_damaged(tmp_path: Path, receiver_config: Config, sender_config: Callabl
     ):
         for n in range(4):
             sender.send(make_rollout(n, parts=1, group=n // 2), group_size=2)
-        assert sender.wait_settled(20.0)
+        assert sender.wait_settled(40.0)
     (path,) = segment_paths(store / "samples")
     segment, _ = Segment.scan(path, verify=True)
     raw = bytearray(path.read_bytes())

@@ -47,12 +47,12 @@ def main() -> None:
             accepted.append(n)
         arrived: list[int] = []
         while len(arrived) < len(accepted):
-            lease = receiver.next(10.0)
+            lease = receiver.next(40.0)
             if lease is None:
                 break
             arrived.append(int(lease.rollout_id, 16))
             lease.commit()
-        sender.wait_settled(10.0)
+        sender.wait_settled(40.0)
         stats = sender.stats()
     print(
         json.dumps(

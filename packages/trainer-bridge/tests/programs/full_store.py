@@ -27,7 +27,7 @@ trained: list[int] = []
 
 def train(receiver: SampleReceiver, until: int) -> None:
     while len(trained) < until:
-        lease = receiver.next(10.0)
+        lease = receiver.next(40.0)
         if lease is None:
             break
         lease.commit()
@@ -37,10 +37,11 @@ def train(receiver: SampleReceiver, until: int) -> None:
 receiver = SampleReceiver(out=folder / "store", config=config)
 address = receiver.address
 with SampleSender(address, spool=folder / "spool", config=spool) as sender:
+    # The spool's segments are smaller than this limit, the store's is not. It must hold before the first
+    # sample is sent: the store takes them in at once, trained on or not.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
     for n in range(COUNT):
         sender.send(make_sample(n, tokens=1000))
-    # The spool's segments are smaller than this limit, the store's is not.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
     try:
         train(receiver, COUNT)
     except SpoolError as caught:
@@ -53,7 +54,7 @@ with SampleSender(address, spool=folder / "spool", config=spool) as sender:
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     with SampleReceiver(address, out=folder / "store", config=config) as second:
         train(second, COUNT)
-        sender.wait_settled(10.0)
+        sender.wait_settled(40.0)
         stats = second.stats()
     sent = sender.stats()
 print(

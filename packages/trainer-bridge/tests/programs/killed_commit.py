@@ -41,12 +41,12 @@ with (
 ):
     for n in range(SIZE * STEPS):
         sender.send(make_rollout(n, group=n // SIZE, tokens=8))
-    leases = [receiver.next_batch(groups=1, deadline_s=20.0) for _ in range(STEPS)]
+    leases = [receiver.next_batch(groups=1, deadline_s=40.0) for _ in range(STEPS)]
     sys.addaudithook(hook)
     sys.setprofile(slowly)
     for lease in leases:
         assert lease is not None
         lease.commit()
     sys.setprofile(None)
-    assert sender.wait_settled(20.0)
+    assert sender.wait_settled(40.0)
 print(json.dumps(cursors))

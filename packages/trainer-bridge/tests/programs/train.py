@@ -39,7 +39,7 @@ with SampleReceiver(args.bind, out=args.out, config=config) as receiver:
     step = 0
     while len(weights) < args.rollouts:
         sys.stdin.readline()
-        batch = receiver.next_batch(groups=args.world, deadline_s=20.0, world=args.world)
+        batch = receiver.next_batch(groups=args.world, deadline_s=40.0, world=args.world)
         if batch is None:
             break
         weights += [int(rollout.rollout_id, 16) for rollout in batch.rollouts]

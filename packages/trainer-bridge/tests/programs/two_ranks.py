@@ -25,6 +25,6 @@ with SampleReceiver() as receiver, SampleSender(receiver.address) as sender:
     other.start()
     for group in range(2):
         sender.send_group([make_rollout(4 * group + n, group=group)[0] for n in range(4)])
-    train(receiver.next_batch(groups=2, deadline_s=10.0, world=2))
+    train(receiver.next_batch(groups=2, deadline_s=40.0, world=2))
     other.join()
     print(sum(losses))  # weights of all ranks together: 1.0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from itertools import chain
 
 from trainer_bridge.codec import Data
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.messages import DataHead, Hello
 from trainer_bridge.rollouts import RolloutIndex
-from trainer_bridge.seqset import SeqSet
+from trainer_bridge.seqset import SeqSet, all_ranges
 from trainer_bridge.session.passage import Passage
 from trainer_bridge.session.peers import Accepted, Identity, Presence, Producer, StreamState
 from trainer_bridge.session.watermark import Watermark
@@ -220,6 +221,7 @@ class Ledger:
             rollouts: (rollout id, attempt) of the latest of it.
             dropped: those of `rollouts` that were dropped.
         """
+        missed = self._passed_over()
         self.rollouts.restart()
         for rollout_id, attempt in rollouts:
             if self.rollouts.judge(rollout_id, attempt) == "new":
@@ -232,6 +234,9 @@ class Ledger:
             self._expected.put(producer_id, epoch, seqs)
         done.update(self.dropped)
         self.done = done
+        self.unavailable = 0
+        for producer_id, epoch, seqs in done.lacks(missed):
+            self.unavailable += self._count_missed(producer_id, epoch, all_ranges(seqs))
 
     def mark_taken(self, identity: Identity, nbytes: int) -> None:
         """The consumer took a message out of the queue."""
@@ -310,24 +315,36 @@ class Ledger:
         """What has not come of first..last never will. True: there is such."""
         stream = producer.stream(epoch)
         gaps = tuple(stream.received.missing(first, last))
-        lowest = self._lowest_expected(producer.id, epoch)
-        if lowest is not None:
-            self.unavailable += sum(max(high - max(low, lowest) + 1, 0) for low, high in gaps)
+        self.unavailable += self._count_missed(producer.id, epoch, gaps)
         for low, high in gaps:
             for level in (stream.received, stream.stored, stream.committed):
                 level.add_range(low, high)
         return bool(gaps)
 
-    def _lowest_expected(self, producer_id: bytes, epoch: int) -> int | None:
-        """Where an epoch begins in the loaded checkpoint; None: it is not there.
+    def _passed_over(self) -> Watermark:
+        """What never comes, as senders say: HELLO may be read before the checkpoint is loaded."""
+        here, known, passed = Watermark(), Watermark(), Watermark()
+        here.update(self.done)
+        for identity in (*self._open, *chain.from_iterable(self._followers.values())):
+            here.add(identity)
+        for producer in self.producers.values():
+            for epoch, stream in producer.streams.items():
+                known.put(producer.id, epoch, stream.received)
+        for lacked in here.lacks(known):
+            passed.put(*lacked)
+        return passed
 
-        What it lacks from there on and is not here either is unavailable once its sender has forgotten it;
-        what comes before belongs to earlier epochs.
+    def _count_missed(self, producer_id: bytes, epoch: int, gaps: Iterable[tuple[int, int]]) -> int:
+        """How many of these numbers the loaded checkpoint expects to be here.
+
+        What it lacks of an epoch that it knows and is not here either is unavailable once its sender has
+        forgotten it; what comes before the first that it knows belongs to earlier epochs.
         """
         expected = self._expected.of(producer_id, epoch)
-        if expected is None:
-            return None
-        return 1 if expected.upto else next(expected.ranges(), (None, 0))[0]
+        lowest = next(iter(all_ranges(expected)), None) if expected is not None else None
+        if lowest is None:
+            return 0
+        return sum(max(high - max(low, lowest[0]) + 1, 0) for low, high in gaps)
 
     def _stream(self, identity: Identity) -> StreamState:
         return self.producers[identity.producer].stream(identity.epoch)

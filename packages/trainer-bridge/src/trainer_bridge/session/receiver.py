@@ -285,6 +285,11 @@ class ReceiverSession:
 
     def _claim(self, peer_id: bytes, hello: Hello) -> Producer:
         """Give a producer id to the connection that asks for it; an older connection loses it."""
+        known = self.ledger.producers.get(hello.peer)
+        holder = self._peer_of(hello.peer) if known is not None and known.epoch == hello.epoch else None
+        if holder is not None and hello.session < holder.session:
+            # The HELLO of a connection that broke may be read after its successor's.
+            raise ProtocolError(ErrorCode.SUPERSEDED, "the same producer has connected again since")
         producer = self.ledger.claim(hello)
         if producer.peer is not None and producer.peer != peer_id:
             old = self.peers.pop(producer.peer, None)
