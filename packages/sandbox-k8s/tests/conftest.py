@@ -1,14 +1,11 @@
 """Sandboxes for tests, in every kind of place, and the check that none of them leaves anything behind."""
 
 import fcntl
-import io
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +15,7 @@ from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 from sandbox_k8s import ClientConfig, LocalConfig, Sandbox, SandboxClient, Session, bubblewrap
 from sandbox_k8s.kubernetes.access import ApiAccess
@@ -25,13 +23,14 @@ from sandbox_k8s.kubernetes.api import Request
 from sandbox_k8s.kubernetes.config import Injection, KubernetesConfig
 from sandbox_k8s.kubernetes.records import selector
 from sandbox_k8s.local import PYTHON_PREFIX
-from sandbox_k8s.tools import build, libraries, read_record, write_archive
+from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, why_no_process_pods
+from sandbox_k8s.tools import build, write_archive
 from sandbox_k8s.tools.image import write_image
+from sandbox_k8s.tools.layout import this_architecture
+
+from .images import LOAD, load_image, machine_layer, once, python_files, shared_folder
 
 KUBECONFIG = os.environ.get("SANDBOX_K8S_KUBECONFIG", "")
-LOAD = os.environ.get("SANDBOX_K8S_LOAD_IMAGE", "")
-PROGRAMS = """bash sh basename cat chmod cp cut date dd dirname env find grep head id kill ln ls mkdir mkfifo
-    mv od pkill printf ps pwd readlink rm sed seq setsid sha256sum sleep sort stat tail touch tr true wc"""
 WHY_NO_BUBBLEWRAP = bubblewrap.why_unusable(PYTHON_PREFIX)
 
 
@@ -47,6 +46,36 @@ def why_no_cluster() -> str:
 
 
 WHY_NO_CLUSTER = why_no_cluster()
+WHY_NO_FAKE = "" if find_spec("kubernetes") else "the extra sandbox-k8s[kubernetes] is not installed"
+
+QUICK_ON_FAKE = {
+    "test_streams_are_apart_and_the_exit_code_is_the_commands",
+    "test_output_that_is_not_utf8_is_bytes",
+    "test_time_out_kills_grandchildren_that_ignore_sigterm",
+    "test_cancelling_the_task_kills_the_command",
+    "test_folder_variables_functions_and_status_persist",
+    "test_late_output_does_not_turn_up_in_the_next_answer",
+    "test_read_and_write_are_byte_exact",
+    "test_a_tree_goes_in_and_comes_out_the_same",
+    "test_stopping_twice_does_nothing_and_a_stopped_sandbox_says_so",
+    "test_cancellation_while_starting_leaves_nothing",
+    "test_the_older_owner_is_fenced_and_its_command_ends",
+    "test_a_guest_runs_beside_the_owner_and_cannot_stop",
+}
+"""Tests of the contract that run on the fake cluster each time, one or two of a kind. The launcher is the
+same everywhere: what differs is how sandboxes begin, change owners and end. The others are slow there."""
+OF_PODS = ("test_cluster.py", "test_reports.py", "test_cli_cluster.py", "test_cli_attach.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the default tests short."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or "place" not in item.fixturenames:
+            continue
+        of_pods = item.path.name in OF_PODS
+        if item.callspec.params["place"] == "fake" and not of_pods and item.originalname not in QUICK_ON_FAKE:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +111,7 @@ def leftovers(folder: Path) -> list[str]:
     """Folders of sandboxes under a root, and processes that speak of it."""
     sandboxes = folder / "sandboxes"
     left = [str(entry) for entry in sandboxes.iterdir()] if sandboxes.exists() else []
-    table = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(["ps", "-wweo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     return left + [line for line in table.splitlines() if f"{folder}/sandboxes" in line]
 
 
@@ -98,15 +127,26 @@ async def local_client(local_config: LocalConfig) -> AsyncIterator[SandboxClient
 
 
 @pytest.fixture(
-    params=["bubblewrap", "process", pytest.param("kubernetes", marks=pytest.mark.cluster)], scope="session"
+    params=["bubblewrap", "process", "fake", pytest.param("kubernetes", marks=pytest.mark.cluster)],
+    scope="session",
 )
 def place(request: pytest.FixtureRequest) -> str:
     """Where the contract is tried out; all places keep the same one."""
-    if request.param == "bubblewrap" and WHY_NO_BUBBLEWRAP:
-        pytest.skip(WHY_NO_BUBBLEWRAP)
-    if request.param == "kubernetes" and WHY_NO_CLUSTER:
-        pytest.skip(WHY_NO_CLUSTER)
+    why_not = {
+        "bubblewrap": WHY_NO_BUBBLEWRAP,
+        "fake": WHY_NO_FAKE or why_no_process_pods(),
+        "kubernetes": WHY_NO_CLUSTER,
+    }
+    if why := why_not.get(request.param):
+        pytest.skip(why)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def fake() -> Iterator[FakeCluster]:
+    """One fake cluster for all tests of the contract; each has a run of its own there."""
+    with FakeCluster(FakeClusterConfig(pods="process", speed=20)) as cluster:
+        yield cluster
 
 
 class ClusterImages(NamedTuple):
@@ -125,67 +165,77 @@ def cluster_images(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
         "localhost/sandbox-k8s-test-contract:1", "localhost/sandbox-k8s-test-contract-tools:1"
     )
     tree: Path = request.getfixturevalue("tree")
-    done = tree.with_name("contract-images-are-loaded")
-    with tree.with_name("images.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            folder = tmp_path_factory.mktemp("images")
-            platform = {"architecture": read_record(tree).architecture, "os": "linux"}
-            layer = machine_layer()
-            write_image(folder / "sandbox.tar", images.sandbox, layer, {"Env": ["PATH=/usr/bin"]}, platform)
-            write_archive(tree, folder / "tools.tar", name=images.tools)
-            for name in ("sandbox.tar", "tools.tar"):
-                subprocess.run([*shlex.split(LOAD), str(folder / name)], check=True, capture_output=True)
-            done.touch()
+    archive = tmp_path_factory.mktemp("images") / "tools.tar"
+    with once(shared_folder(tmp_path_factory), "contract-tools") as first:
+        if first:
+            write_archive(tree, archive, name=images.tools)
+            load_image(archive)
+    request.getfixturevalue("bring_image")(images.sandbox, machine_layer)
     return images
 
 
-def machine_layer() -> bytes:
-    """A root folder with this machine's shell and the programs that the contract's commands call."""
-    words = PROGRAMS.split()
-    paths = [Path(found) for word in words if (found := shutil.which(word))]
-    carried = libraries.needed_by([path.resolve() for path in paths])
-    files = {f"usr/bin/{path.name}": path for path in paths}
-    files |= {f"usr/lib/{name}": path for name, path in carried.files.items()}
-    files[f"usr/lib/{carried.loader.name}"] = carried.loader
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", dereference=True) as archive:
-        for name, path in files.items():
-            archive.add(path, name)
-        for name, target in (("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib")):
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, target
-            archive.addfile(link)
-        for name, mode in (("tmp", 0o1777), ("root", 0o700)):
-            folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, mode
-            archive.addfile(folder)
-        users = b"root:x:0:0::/root:/bin/bash\n"
-        passwd = tarfile.TarInfo("etc/passwd")
-        passwd.size = len(users)
-        archive.addfile(passwd, io.BytesIO(users))
-    return out.getvalue()
+@pytest.fixture(scope="session")
+def bring_image(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], bytes]], None]:
+    """Bring an image of one layer to the nodes: its name, and what makes the layer."""
+
+    def bring(name: str, layer: Callable[[], bytes]) -> None:
+        with once(shared_folder(tmp_path_factory), name.replace("/", "-")) as first:
+            if first:
+                archive = tmp_path_factory.mktemp("image") / "image.tar"
+                platform = {"architecture": this_architecture(), "os": "linux"}
+                write_image(archive, name, layer(), {"Env": ["PATH=/usr/bin"]}, platform)
+                load_image(archive)
+
+    return bring
+
+
+@pytest.fixture(scope="session")
+def bring_python(
+    bring_image: Callable[[str, Callable[[], bytes]], None], tree: Path
+) -> Callable[[str], None]:
+    """Bring an image that also has this machine's Python, as far as an HTTP server needs it."""
+    return lambda name: bring_image(name, lambda: machine_layer(python_files(tree)))
+
+
+@pytest.fixture(scope="session")
+def contract_layer() -> Callable[[], bytes]:
+    """What makes the one layer of the image that the contract's sandboxes have."""
+    return machine_layer
 
 
 @contextmanager
 def checked_config(place: str, request: pytest.FixtureRequest) -> Iterator[ClientConfig]:
     """Settings of a place of one's own; at the end nothing may be left there."""
-    if place != "kubernetes":
+    if place not in ("fake", "kubernetes"):
         with checked_root() as root:
             yield LocalConfig(root=root, isolation=place, grace_s=0.3)  # type: ignore[arg-type]
         return
     with tempfile.TemporaryDirectory(prefix="sbx-") as folder:
-        config = cluster_config(Path(folder), request.getfixturevalue("cluster_images"))
+        if place == "fake":
+            config = fake_config(Path(folder), request.getfixturevalue("fake"))
+        else:
+            config = cluster_config(Path(folder), request.getfixturevalue("cluster_images"))
         yield config
         assert pods_of(config) == [], "a sandbox left a pod behind"
 
 
+def fake_config(folder: Path, fake: FakeCluster) -> KubernetesConfig:
+    """A run of one's own on the fake cluster."""
+    config = run_config(folder, ClusterImages("example.com/any:1", "example.com/tools:1"))
+    return msgspec.structs.replace(config, kubeconfig=fake.kubeconfig)
+
+
 def cluster_config(folder: Path, images: ClusterImages) -> KubernetesConfig:
     """A run of one's own on the cluster that the environment names."""
+    namespace = os.environ.get("SANDBOX_K8S_NAMESPACE", "default")
+    return msgspec.structs.replace(
+        run_config(folder, images), kubeconfig=Path(KUBECONFIG), namespace=namespace
+    )
+
+
+def run_config(folder: Path, images: ClusterImages) -> KubernetesConfig:
     return KubernetesConfig(
         injection=Injection(kind="image_volume", image=images.tools),
-        kubeconfig=Path(KUBECONFIG),
-        namespace=os.environ.get("SANDBOX_K8S_NAMESPACE", "default"),
         run=f"test-{os.urandom(6).hex()}",
         run_key_file=folder / "run.key",
         image=images.sandbox,
@@ -314,10 +364,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A launcher tree, built once for all workers of a test run."""
     if sys.platform != "linux":
         pytest.skip("launcher trees are for Linux")
-    base = tmp_path_factory.getbasetemp()
-    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with (folder / "tree.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "tree").exists():
+    folder = shared_folder(tmp_path_factory)
+    with once(folder, "tree") as first:
+        if first:
             build(folder / "tree")
     return folder / "tree"

@@ -22,6 +22,7 @@ MEANING = {
     "crash-loop-always": "starting*3 ready process_crashed*9",
     "create-container-no-command": "starting command_missing*2",
     "deleted-grace-0": "starting ready deleted",
+    "deleted-while-image-missing": "starting image_name_invalid*2 deleted*3",
     "deleted-while-pending": "unschedulable_resources~ deleted",
     "deleted-while-running": "starting ready deleted*3",
     "drained": "starting ready*2 drained*3",
@@ -289,6 +290,7 @@ def test_an_unknown_text_of_a_known_shape_is_a_guess_of_the_nearest_class(
         ("out-of-cpu", 0, ("OutOfcpu", "OutOfexample.com/gpu"), "kubelet_rejected"),
         ("active-deadline", 3, ("DeadlineExceeded", "Wobbled"), "process_killed"),
         ("exit-at-once-never", 4, ('"Error"', '"Wobbled"'), "process_crashed"),
+        ("exit-at-once-never", 4, ('"Error"', '"ContainerStatusUnknown"'), "node_lost"),
     ],
 )
 def test_an_unknown_reason_is_a_guess_of_the_nearest_class(

@@ -36,6 +36,7 @@ async def test_large_stdin_to_a_command_that_does_not_read_it(sandbox: Sandbox) 
 
 
 async def test_large_stdin_comes_back_whole(sandbox: Sandbox) -> None:
+    """kubernetes-client/python#1866: a broken pipe; kubernetes/kubernetes#89899: input that could not end."""
     data = bytes(range(256)) * 20_000
     assert (await sandbox.execute(["cat"], stdin=data)).stdout == data
 
@@ -92,7 +93,7 @@ async def test_a_background_child_is_not_killed_by_its_pipe(sandbox: Sandbox) ->
 
 
 async def test_time_out_kills_grandchildren_that_ignore_sigterm(sandbox: Sandbox, nobody_left) -> None:
-    """SWE-agent/SWE-ReX#151 and its pexpect sessions: output was lost, and the process lived on."""
+    """SWE-agent/SWE-ReX#151, #189: output was lost, and the process lived on. Our time-out comes first."""
     stubborn = "trap '' TERM; (trap '' TERM; while :; do sleep 60; done)"
     command = f"{stubborn} & echo partial; echo why >&2; wait; sleep 60"
     result = await sandbox.execute(command, timeout_s=0.3, env={"PROBE": "1"})

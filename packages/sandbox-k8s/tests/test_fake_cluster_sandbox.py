@@ -58,11 +58,13 @@ async def test_a_sandbox_lives_is_handed_over_and_ends(cluster: FakeCluster, con
 
 
 async def test_an_image_that_is_missing_is_named(cluster: FakeCluster, connect: Connect) -> None:
+    """METR/vivaria#657: pods that could not pull stayed, and held nodes and GPUs."""
     cluster.doom("image-not-found")
     async with connect(cluster.kubeconfig) as client:
         with pytest.raises(SandboxStartError, match="image_not_found") as failed:
             await client.start()
     assert (failed.value.fault, failed.value.retryable) == ("image", False)
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.pods())
 
 
 async def test_starts_and_stops_survive_a_bad_network(cluster: FakeCluster, connect: Connect) -> None:

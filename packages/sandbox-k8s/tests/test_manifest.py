@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -20,8 +21,10 @@ injections = st.sampled_from(
         Injection(kind="image_volume", image="registry/tools:1"),
         Injection(kind="init_copy", image="registry/tools:1"),
         Injection(kind="baked"),
+        Injection(kind="pip"),
     ]
 )
+COPIED = ("init_copy", "pip")
 configs = st.builds(
     KubernetesConfig,
     injection=injections,
@@ -86,6 +89,7 @@ def test_what_every_pod_says(spec: SandboxSpec, config: KubernetesConfig) -> Non
 def test_every_mount_has_its_volume_and_every_volume_its_limit(
     spec: SandboxSpec, config: KubernetesConfig
 ) -> None:
+    """omnigent-ai/omnigent#6744: an unbounded volume filled the node, and its neighbours were evicted."""
     body = manifest(spec, config)["spec"]
     volumes = {volume["name"]: volume for volume in body["volumes"]}
     main = body["containers"][0]
@@ -97,7 +101,12 @@ def test_every_mount_has_its_volume_and_every_volume_its_limit(
     assert main["workingDir"] == (spec.workdir or "/workspace")
     assert ("tools" in mounts) == (config.injection.kind != "baked")
     assert all(mount.get("readOnly") for name, mount in mounts.items() if name == "tools")
-    assert ("initContainers" in body) == (config.injection.kind == "init_copy")
+    assert ("initContainers" in body) == (config.injection.kind in COPIED)
+    # What a pod may write is limited in sum, and the copied tree counts: a small sandbox was evicted for it.
+    disk = spec.disk_bytes or config.disk_bytes
+    copied = int(volumes["tools"]["emptyDir"]["sizeLimit"]) if config.injection.kind in COPIED else 0
+    assert int(main["resources"]["limits"]["ephemeral-storage"]) == disk + copied
+    assert int(volumes["state"]["emptyDir"]["sizeLimit"]) == disk
 
 
 @given(spec=specs, config=configs)
@@ -108,6 +117,18 @@ def test_the_record_in_the_annotations_comes_back(spec: SandboxSpec, config: Kub
     assert (held.handle.labels, held.handle.epoch, held.handle.sandbox_id) == (spec.labels, 1, "0" * 16)
     assert (held.state, held.expires_ns, held.resource_version, held.ended) == ("running", 2, "7", False)
     assert len(held.handle.to_json()) < 4096
+
+
+def test_pip_comes_from_the_sandboxs_own_image_and_brings_this_version() -> None:
+    for asked, wanted in ((None, f"sandbox-k8s=={version('sandbox-k8s')}"), ("/w.whl", "/w.whl")):
+        config = KubernetesConfig(injection=Injection(kind="pip", requirement=asked), image="python:3.12")
+        body = manifest(SandboxSpec(), config)["spec"]
+        (installer,) = body["initContainers"]
+        assert (installer["image"], installer["command"][-1]) == ("python:3.12", wanted)
+        assert "--no-deps" in installer["command"]
+        command = body["containers"][0]["command"]
+        assert command[0] == "python3"
+        assert command[command.index("pod") - 1] == "/opt/sandbox-k8s/sandbox_k8s/launcher"
 
 
 def words(value: Any) -> list[str]:
@@ -123,7 +144,13 @@ def test_what_a_pod_cannot_have_is_refused_by_name() -> None:
         manifest(SandboxSpec(), config)
     with pytest.raises(ConfigError, match="read_only_paths"):
         manifest(SandboxSpec(image="x", read_only_paths=(config.resolved_run_key_file(),)), config)
-    for wrong in ({"kind": "baked", "image": "x"}, {"kind": "init_copy"}, {"kind": "baked", "path": "opt"}):
+    for wrong in (
+        {"kind": "baked", "image": "x"},
+        {"kind": "pip", "image": "x"},
+        {"kind": "init_copy"},
+        {"kind": "baked", "path": "opt"},
+        {"kind": "baked", "requirement": "sandbox-k8s"},
+    ):
         with pytest.raises(ConfigError, match="Injection"):
             Injection(**wrong)  # type: ignore[arg-type]
     for wrong in (

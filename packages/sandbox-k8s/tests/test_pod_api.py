@@ -306,7 +306,11 @@ async def test_a_watch_that_ends_goes_on_from_its_last_version(server: Server, a
 
 @pytest.mark.parametrize("expired", ["event", "answer"])
 async def test_an_expired_version_lists_again(server: Server, api: PodApi, expired: str) -> None:
-    """Any restart of the API server does this; in an event of a 200 answer, or with the code itself."""
+    """Any restart of the API server does this; in an event of a 200 answer, or with the code itself.
+
+    kubernetes-client/python#728, #2223, kubernetes-client/python-base#57, tomplus/kubernetes_asyncio#327: it
+    ended the watch. kr8s-org/kr8s 0.20.15 asks again with the same version, without a pause.
+    """
     gone = status(410, "Expired", message="too old resource version")
     refused = stream({"type": "ERROR", "object": gone}) if expired == "event" else answer(410, gone)
     server.pods += [listing(pod()), refused, listing(pod(version="40"), version="41"), hold]
@@ -318,7 +322,10 @@ async def test_an_expired_version_lists_again(server: Server, api: PodApi, expir
 async def test_a_silent_connection_is_left(
     server: Server, api: PodApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half open: the other end is gone and nobody says so. The server would have ended the watch itself."""
+    """Half open: the other end is gone and nobody says so. The server would have ended the watch itself.
+
+    kubernetes-client/python#1148, #1402, #2527: such a watch hung for ever.
+    """
     monkeypatch.setattr("sandbox_k8s.kubernetes.streams._SILENCE_S", -0.8)
     later = {"type": "MODIFIED", "object": pod(version="13")}
     server.pods += [listing(pod()), stream(end="silent"), stream(later, end="silent")]

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -136,6 +137,7 @@ def pod(tree: Path, tmp_path: Path) -> Iterator[Callable[..., Pod]]:
 
 
 def test_it_is_small_and_nothing_of_it_leaks(pod: Callable[..., Pod]) -> None:
+    """SWE-agent/SWE-agent#1326: the server needed the image's Python, which was too old."""
     one = pod("--setenv", "PATH", "/bin", "--setenv", "GIVEN", "yes")
     assert one.said["shell"] == "sh"
     shown = dict(line.split("=", 1) for line in one.run("env").splitlines())
@@ -241,9 +243,13 @@ def test_a_signal_from_outside_ends_it_and_its_commands_at_once(pod: Callable[..
 
 
 def test_without_an_owner_the_first_lease_ends_it(pod: Callable[..., Pod]) -> None:
+    """e2b-dev/infra#3193: the one evictor died, and nothing else ended sandboxes."""
     one = pod(lease_s=0.2, first=False)
     assert one.end() == 0
-    assert (one.state / "end").read_text() == "sandbox-k8s: the lease ran out\n"
+    said = (one.state / "end").read_text()
+    assert re.fullmatch(
+        r"sandbox-k8s: the lease ran out at 20[-0-9T:]+Z: nothing was heard of anybody for 0 s\n", said
+    )
 
 
 def test_a_lease_that_ends_ends_what_runs_below_another_process_1(pod: Callable[..., Pod]) -> None:
@@ -279,6 +285,25 @@ def test_a_session_without_bash(pod: Callable[..., Pod]) -> None:
     assert one.ask("/run_in_session", {"command": "echo $X"})[1]["output"] == "1\n"
     error = one.ask("/run_in_session", {"command": "echo 'open"})[1]["swerexception"]
     assert error["class_path"].endswith("BashIncorrectSyntaxError")
+
+
+def test_start_up_files_and_the_images_path_hold_for_a_user_that_is_not_root(
+    pod: Callable[..., Pod], tmp_path: Path
+) -> None:
+    """SWE-agent/mini-swe-agent#773, #858: one way of running missed the file, the other lost the PATH."""
+    folders = [path for path in ("/usr", "/lib", "/lib64") if Path(path).exists()]
+    mounts = [word for path in folders for word in ("--ro-bind", path, path)]
+    for path in folders:
+        (tmp_path / "root" / path[1:]).mkdir()
+    (tmp_path / "state" / ".bashrc").write_text("PATH=/opt/env/bin:$PATH\n")
+    user = ("--unshare-user", "--uid", "1234", "--gid", "1234", "--cap-drop", "ALL")
+    image = "/opt/tool/bin:/usr/bin:/bin"
+    one = pod(*mounts, *user, "--setenv", "PATH", image, "--setenv", "HOME", "/state")
+    assert one.said["shell"] == "bash"
+    assert one.run("id -u; echo $PATH") == f"1234\n/opt/env/bin:{image}\n"
+    assert one.ask("/create_session", {})[0] == 200
+    assert one.ask("/run_in_session", {"command": "echo $PATH"})[1]["output"] == f"/opt/env/bin:{image}\n"
+    assert f"PATH={image}" in one.ask("/execute", {"command": ["env"]})[1]["stdout"].splitlines()
 
 
 def test_ipv6(pod: Callable[..., Pod]) -> None:

@@ -56,7 +56,7 @@ def test_deleted_without_a_deletion_timestamp_only_left_the_selector() -> None:
 
 
 def test_a_forced_deletion_is_final_although_the_object_says_running_and_ready() -> None:
-    """kubernetes#110507, #120449: the object goes at once, the processes later."""
+    """kubernetes/kubernetes#110507, #120449: the object goes at once, the processes later."""
     seen = stage("deleted-grace-0")
     assert seen["pod"]["status"]["phase"] == "Running"
     assert classify(seen["pod"], deleted=True).failure == "deleted"
@@ -78,7 +78,7 @@ def test_out_of_memory_stays_the_cause_when_the_pod_is_deleted_afterwards() -> N
 
 
 def test_events_of_an_earlier_pod_of_the_same_name_do_not_count() -> None:
-    """agent-sandbox#149: identity is the uid, never a name."""
+    """kubernetes-sigs/agent-sandbox#149: identity is the uid, never a name."""
     pod = stage("healthy")["pod"]
     old = stage("ephemeral-storage-emptydir")["events"]
     for event in old:
@@ -132,7 +132,7 @@ def test_the_newest_of_several_events_counts_in_whatever_order_they_come() -> No
 
 
 def test_a_time_out_that_is_added_later_does_not_hide_what_is_missing() -> None:
-    """kubernetes#31768: one of the two texts is much better than the other."""
+    """kubernetes/kubernetes#31768: one of the two texts is much better than the other."""
     seen = stage("volume-secret-missing")
     late = copy.deepcopy(seen["events"][-1])
     late["message"] = (
@@ -251,7 +251,7 @@ def test_a_node_that_is_back_has_not_lost_its_pod() -> None:
     ],
 )
 def test_why_a_kubelet_ended_a_whole_pod(reason: str, message: str, failure: str) -> None:
-    """omnigent#6744: a full node is the infrastructure's fault, a pod over its own limit the task's."""
+    """omnigent-ai/omnigent#6744: a full node is the infrastructure's fault, one over its limit the task's."""
     status = {"phase": "Failed", "reason": reason, "message": message}
     pod = {"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n"}, "status": status}
     assert (classify(pod).failure, classify(pod).guess) == (failure, False)

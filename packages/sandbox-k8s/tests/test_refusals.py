@@ -4,10 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from sandbox_k8s import ClusterError, Injection, KubernetesConfig
 from sandbox_k8s.kubernetes import classify_refusal, says_pod_is_missing
+from sandbox_k8s.kubernetes.api import refusal
+from sandbox_k8s.kubernetes.starting import until_ready
+from sandbox_k8s.kubernetes.watch import FollowedPod
+from sandbox_k8s.transport import AddressRoute, LauncherClient
 
 FOLDER = Path(__file__).parent / "recordings"
 REFUSED = {
@@ -130,3 +138,56 @@ def test_no_body_is_too_strange(code: int, body: Any) -> None:
     assert found.failure is not None
     assert found.retry_after_s is None
     assert not says_pod_is_missing(code, body)
+
+
+FORBIDDEN = {
+    "kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403,
+    "message": 'pods "sbx-1" is forbidden: User "u" cannot create resource "pods/proxy" in API group ""',
+}  # fmt: skip
+
+
+async def refusing(request: web.Request) -> web.Response:
+    return web.json_response(FORBIDDEN, status=403)
+
+
+class Address(AddressRoute):
+    def __init__(self, url: str) -> None:
+        self.base_url = url
+
+
+@pytest.mark.anyio
+async def test_a_way_that_the_api_server_keeps_closed_is_no_lost_sandbox() -> None:
+    """It was "answered 403" after 30 s of trying, retryable, and of the sandbox."""
+    app = web.Application()
+    app.router.add_route("*", "/{anything:.*}", refusing)
+    async with TestServer(app) as server:
+        launcher = LauncherClient(Address(str(server.make_url("/"))), "t", 1, margin_s=5, where="sandbox s")
+        try:
+            with anyio.fail_after(5), pytest.raises(ClusterError, match="the way to sandbox s") as failed:
+                await launcher.answers(30)
+        finally:
+            await launcher.close()
+    assert failed.value.diagnosis is not None
+    assert (failed.value.code, failed.value.diagnosis.failure) == (403, "permission_denied")
+    assert failed.value.retryable is False
+
+
+@pytest.mark.anyio
+async def test_who_waits_for_a_pod_hears_that_nobody_may_watch() -> None:
+    followed = FollowedPod("sbx-1")
+    config = KubernetesConfig(injection=Injection(kind="baked"))
+    said: list[str] = []
+
+    async def wait() -> None:
+        with pytest.raises(ClusterError) as failed:
+            await until_ready(followed, config, lambda found: None)
+        said.append(str(failed.value))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            followed.refuse(refusal("watching pods", 403, json.dumps(FORBIDDEN)))
+    assert "permission_denied" in said[0]
+    followed.see({"metadata": {"name": "sbx-1"}})
+    assert followed.refused is None

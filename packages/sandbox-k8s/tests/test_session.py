@@ -25,6 +25,7 @@ async def test_sessions_are_apart_and_found_by_name(sandbox: Sandbox) -> None:
 
 
 async def test_output_comes_apart_or_merged_as_bytes(sandbox: Sandbox) -> None:
+    """UKGovernmentBEIS/inspect_k8s_sandbox#206: a byte that is not UTF-8 ended the call."""
     session = await sandbox.session()
     apart = await session.run(r"printf '\xff'; echo e >&2")
     assert (apart.stdout, apart.stderr) == (b"\xff", b"e\n")
@@ -129,6 +130,18 @@ async def test_both_ways_of_running_read_the_same_start_up_file(client: SandboxC
     assert (await sandbox.execute("echo $PATH")).stdout == wanted
     assert (await sandbox.execute("bash -c 'echo $PATH'")).stdout == wanted
     assert (await (await sandbox.session()).run("echo $PATH")).stdout == wanted
+
+
+async def test_the_path_of_the_place_itself_holds_in_every_way_of_running(client: SandboxClient) -> None:
+    """SWE-agent/mini-swe-agent#773, #858: an image's own PATH, and what ``~/.bashrc`` adds to it."""
+    sandbox = await client.start()
+    variables = (await sandbox.execute(["env"])).stdout.splitlines()
+    own = next(line for line in variables if line.startswith(b"PATH=")).removeprefix(b"PATH=") + b"\n"
+    assert (await sandbox.execute("echo $PATH")).stdout == own
+    assert (await (await sandbox.session()).run("echo $PATH")).stdout == own
+    await sandbox.execute(["sh", "-c", "echo 'PATH=/opt/env/bin:$PATH' > ~/.bashrc"])
+    assert (await sandbox.execute("echo $PATH")).stdout == b"/opt/env/bin:" + own
+    assert (await (await sandbox.session("later")).run("echo $PATH")).stdout == b"/opt/env/bin:" + own
 
 
 async def test_one_command_at_a_time_and_interrupt_from_another_task(sandbox: Sandbox) -> None:

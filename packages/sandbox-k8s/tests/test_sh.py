@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sandbox_k8s.launcher.box import Box, BoxSettings
 from sandbox_k8s.launcher.execute import CommandRequest, Outcome, Wake
-from sandbox_k8s.launcher.lease import Lease
+from sandbox_k8s.launcher.ownership import Ownership
 from sandbox_k8s.launcher.shell import Shell, ShellRequest
 
 PROGRAMS = ("sleep", "cat", "grep", "env", "mkdir")
@@ -28,7 +28,7 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Box]:
     env = {"PATH": str(programs), "HOME": str(tmp_path), "ENV": str(tmp_path / "it's production")}
     (tmp_path / ".bashrc").write_text("echo this is for bash; exit 9\n")
     (tmp_path / "it's production").write_text("LEAKED=yes\n")
-    box = Box(BoxSettings(env, str(tmp_path), tmp_path / "pipes"), Lease(None, lambda left: None))
+    box = Box(BoxSettings(env, str(tmp_path), tmp_path / "pipes"), Ownership(None, 0.0))
     yield box
     box.close_sessions()
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sandbox_k8s.launcher import multipart
 from sandbox_k8s.launcher.box import Box, BoxSettings
 from sandbox_k8s.launcher.children import Children
-from sandbox_k8s.launcher.lease import Lease
+from sandbox_k8s.launcher.clock import monotonic_s
 from sandbox_k8s.launcher.output import Capture
+from sandbox_k8s.launcher.ownership import Ownership
 from sandbox_k8s.launcher.replies import Replies, Reply
 from sandbox_k8s.launcher.web import BadRequestError, Body, Server, Site
 
@@ -75,7 +76,7 @@ def test_multipart_that_breaks_off_is_an_error() -> None:
 
 
 def test_a_stranger_who_says_nothing_is_hung_up_on_and_an_owner_is_not(tmp_path: Path) -> None:
-    box = Box(BoxSettings({}, "/", tmp_path), Lease(None, lambda left: None))
+    box = Box(BoxSettings({}, "/", tmp_path), Ownership(None, 0.0))
     routes = {("GET", "/"): lambda call: Reply.json({})}
     site = Site(box, hashlib.sha256(b"k").hexdigest(), routes, lambda *_: Reply(b""), stranger_s=0.05)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -134,20 +135,21 @@ def test_an_exit_status_is_read_once_and_never_guessed() -> None:
     assert children.alive() == []
 
 
-def test_a_lease_tells_its_changes_and_ends() -> None:
+def test_a_lease_tells_its_changes_and_ends(tmp_path: Path) -> None:
     told: list[float | None] = []
-    lease = Lease(0.05, told.append)
-    lease.renew(busy_s=100.0)
-    left = lease.left_s()
-    assert left is not None
-    assert 99 < left <= 100.1
-    lease.change(None)
-    assert lease.left_s() is None
-    lease.change(0.05)
-    ended = threading.Thread(target=lease.wait_for_end, daemon=True)
+    box = Box(BoxSettings({}, "/", tmp_path), Ownership(0.05, monotonic_s()), told=told.append)
+    with box.operation("command", busy_s=100.0):
+        left = box.left_s()
+        assert left is not None
+        assert 99 < left <= 100.1
+    box.change_lease(None, None)
+    assert box.left_s() is None
+    box.change_lease(None, 0.05)
+    why: list[str] = []
+    ended = threading.Thread(target=lambda: why.append(box.wait_for_end()), daemon=True)
     ended.start()
     ended.join(5)
-    assert not ended.is_alive()
+    assert "the lease ran out at 20" in why[0]
     assert len(told) == 3
     assert told[1] is None
 

@@ -11,6 +11,7 @@ from .errors import (
     Fault,
     FencedError,
     FileError,
+    ResetRefusedError,
     SandboxError,
     SandboxLostError,
     SandboxNotFoundError,
@@ -20,10 +21,16 @@ from .errors import (
 )
 from .handle import LocalPlace, PodPlace, SandboxHandle
 from .kubernetes.config import Injection, KubernetesConfig
+from .log import LogEntry, double_owners
+from .many import StartProgress
+from .pool import WarmPool
+from .prometheus import prometheus_text
 from .result import CommandResult, SessionResult
 from .sandbox import Sandbox, Session
 from .spec import SandboxSpec
 from .stats import ClientStats, ReapedSandbox, SandboxInfo
+from .sync import SyncSandboxClient
+from .sync_sandbox import SyncSandbox, SyncSession
 
 __all__ = [
     "AccessError",
@@ -41,8 +48,10 @@ __all__ = [
     "KubernetesConfig",
     "LocalConfig",
     "LocalPlace",
+    "LogEntry",
     "PodPlace",
     "ReapedSandbox",
+    "ResetRefusedError",
     "Sandbox",
     "SandboxClient",
     "SandboxError",
@@ -55,5 +64,12 @@ __all__ = [
     "Session",
     "SessionError",
     "SessionResult",
+    "StartProgress",
+    "SyncSandbox",
+    "SyncSandboxClient",
+    "SyncSession",
     "TransferError",
+    "WarmPool",
+    "double_owners",
+    "prometheus_text",
 ]

@@ -1,13 +1,17 @@
 """What a back end does for a client: one life cycle, two kinds of places."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .config import ClientConfig
 from .handle import SandboxHandle
 from .spec import SandboxSpec
 from .stats import ReapedSandbox, SandboxInfo
 from .transport import LauncherClient
+
+if TYPE_CHECKING:
+    from .kubernetes.prefetch import PrefetchedImage, Progress
 
 
 class Running(NamedTuple):
@@ -89,6 +93,19 @@ class Backend(Protocol):
 
     async def list(self) -> tuple[SandboxInfo, ...]:
         """All sandboxes of this place, of any client, by id."""
+        ...
+
+    async def prefetch(
+        self,
+        images: Sequence[str],
+        nodes: Sequence[str] | Mapping[str, str] | None,
+        progress: "Progress | None",
+    ) -> "tuple[PrefetchedImage, ...]":
+        """Bring images to nodes.
+
+        Raises:
+            ConfigError: This place has no images.
+        """
         ...
 
     async def reap(self, *, dry_run: bool) -> tuple[ReapedSandbox, ...]:

@@ -1,11 +1,15 @@
 """Starting, finding and ending sandboxes."""
 
+import builtins
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from .backend import Backend
 from .clock import Clock, SystemClock
@@ -14,12 +18,21 @@ from .errors import ConfigError, FencedError, SandboxError
 from .handle import SandboxHandle
 from .kubernetes.config import KubernetesConfig
 from .local_backend import LocalBackend
+from .many import StartProgress, start_many
 from .owned import OwnedSandboxes
+from .pool import WarmPool
+from .reset import reset
 from .sandbox import Sandbox
 from .spec import SandboxSpec
+from .stall import StallWatch
 from .stats import ClientStats, ReapedSandbox, SandboxInfo
 
+if TYPE_CHECKING:
+    from .kubernetes.prefetch import PrefetchedImage, Progress
+    from .sync import SyncSandboxClient
+
 _log = logging.getLogger("sandbox_k8s")
+_STOPS_PER_TURN = 16
 
 
 class SandboxClient:
@@ -59,6 +72,17 @@ class SandboxClient:
         clock, stats = clock or SystemClock(), ClientStats()
         return cls(KubernetesBackend(config, clock, stats), clock, stats)
 
+    def sync(self) -> "SyncSandboxClient":
+        """The blocking face of this client, which must not be open: ``with client.sync() as client:``."""
+        from .sync import SyncSandboxClient  # it is built on this class
+
+        return SyncSandboxClient(self)
+
+    @property
+    def clock(self) -> Clock:
+        """Where its times and ids come from."""
+        return self._clock
+
     @property
     def config(self) -> ClientConfig:
         """The settings of its back end."""
@@ -75,6 +99,7 @@ class SandboxClient:
             await opening.enter_async_context(self._backend.opened())
             self._tasks = await opening.enter_async_context(anyio.create_task_group())
             self._owned = OwnedSandboxes(self._tasks, self._backend, self.stats)
+            self._stalls = StallWatch(self._tasks, self.stats)
             self._guests: list[Sandbox] = []
             self._opening = opening.pop_all()
         return self
@@ -86,14 +111,17 @@ class SandboxClient:
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(self.config.stop_timeout_s):
                 async with anyio.create_task_group() as stopping:
-                    for owned in self._owned:
+                    for number, owned in enumerate(self._owned, 1):
                         stopping.start_soon(self._stop_at_exit, owned.sandbox)
+                        if number % _STOPS_PER_TURN == 0:
+                            await anyio.lowlevel.checkpoint()  # a thousand at once would hold up the loop
             for owned in self._owned:
                 self.stats.stop_failures += 1
                 _log.warning("sandbox %s did not confirm its end; its lease ends it", owned.sandbox.id)
                 await self._owned.forget(owned)
             for guest in self._guests:
                 await guest.launcher.close()
+            await self._owned.close()
         self._tasks = None
         tasks.cancel_scope.cancel()
         # Not the block's exception: the group would wrap it, and callers catch SandboxError, not groups.
@@ -107,9 +135,65 @@ class SandboxClient:
             SandboxStartError: It did not come up; the evidence says what its launcher said.
         """
         self._opened()
-        handle, launcher = await self._backend.start(spec or SandboxSpec())
+        with self._stalls.looking():
+            handle, launcher = await self._backend.start(spec or SandboxSpec())
         self.stats.started += 1
         return self._owned.add(Sandbox(self, handle, launcher, owned=True))
+
+    async def start_many(
+        self, specs: Sequence[SandboxSpec], *, progress: Callable[[StartProgress], object] | None = None
+    ) -> builtins.list[Sandbox | SandboxError]:
+        """Start many sandboxes, as many at once as the cluster takes well (`ClientStats.start_limit`).
+
+        Args:
+            specs: One for each.
+            progress: Told whenever a start has ended, for a progress bar; `ClientStats` says how many are
+                under way and how many wait.
+
+        Returns:
+            In the order of the specs, for each the sandbox or why it did not come up. If the call is
+            cancelled, those that are up are stopped.
+        """
+        self._opened()
+        return await start_many(self, specs, progress)
+
+    def warm_pool(self, spec: SandboxSpec | None = None, *, size: int) -> WarmPool:
+        """Sandboxes that are ready before they are needed.
+
+        Args:
+            spec: Of all of them; None is `SandboxSpec()`.
+            size: How many are kept ready.
+
+        Raises:
+            ConfigError: The size is not positive.
+        """
+        return WarmPool(self, spec or SandboxSpec(), size)
+
+    async def prefetch(
+        self,
+        images: Sequence[str],
+        nodes: Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        progress: "Progress | None" = None,
+    ) -> "tuple[PrefetchedImage, ...]":
+        """Bring images to nodes before sandboxes need them, by pods that end at once.
+
+        Args:
+            images: Names as in `SandboxSpec.image`.
+            nodes: Names of nodes; or labels that they must have, beside those of the settings; None is all
+                that sandboxes of these settings may use. Anything but names needs to list nodes, which a
+                Role of one namespace does not allow.
+            progress: Told of each image of each node, with how many are done, and of how many.
+
+        Returns:
+            Each image on each node, with why it is not there. Nothing is raised for a single image.
+
+        Raises:
+            ClusterError: The nodes could not be listed.
+            ConfigError: The back end has no images.
+        """
+        self._opened()
+        return await self._backend.prefetch(images, nodes, progress)
 
     async def attach(self, handle: SandboxHandle, *, take_ownership: bool = True) -> Sandbox:
         """Find a running sandbox again, from any process that has the run key, shells and all.
@@ -142,11 +226,16 @@ class SandboxClient:
         if owned is None:
             raise FencedError(f"sandbox {sandbox.id} is not this client's (any more)")
         handle = sandbox.handle
-        await sandbox.launcher.call("/sbx/lease", {"lease_s": handle.detached_lease_s})
-        expires_ns = self._clock.now_ns() + int(handle.detached_lease_s * 1e9)
-        with anyio.CancelScope(shield=True):
-            await self._backend.detached(handle, expires_ns)
-            await self._owned.forget(owned)
+        async with owned.changing:
+            try:
+                await sandbox.launcher.call("/sbx/lease", {"lease_s": handle.detached_lease_s})
+                expires_ns = self._clock.now_ns() + int(handle.detached_lease_s * 1e9)
+                with anyio.CancelScope(shield=True):
+                    await self._backend.detached(handle, expires_ns)
+                    await self._owned.forget(owned)
+            except BaseException:
+                owned.length_lost = True
+                raise
         self.stats.detached += 1
         return handle
 
@@ -170,6 +259,31 @@ class SandboxClient:
             raise
         await self._owned.forget(owned)
         self.stats.stopped += 1
+
+    async def reset(self, sandbox: Sandbox) -> Sandbox:
+        """Bring a sandbox back to what it was at `Sandbox.mark_clean`, and prove it; or stop it.
+
+        The next epoch is won first, so that whoever used it is fenced and what they were running ends. Then
+        everything in it is killed, files and folders that are new are removed, git's own files (settings,
+        hooks, refs, stashes, index) and small files of the home are put back, tracked files are checked out,
+        and all that can be written to is compared: tracked files by content, everything else by inode and
+        change time, which no command can set back.
+
+        It refuses what it cannot bring back: a file outside the working tree that was changed or removed,
+        files that cannot be removed, a repacked repository, shared memory. What it cannot see is what is not
+        in the sandbox: traces in the kernel or on the network, and whatever happened outside.
+
+        Returns:
+            The same sandbox with the next epoch; the old object is fenced.
+
+        Raises:
+            ResetRefusedError: It is not clean, or was never marked; it was stopped.
+            FencedError: It is not this client's any more.
+        """
+        if self._owned.find(sandbox) is None:
+            raise FencedError(f"sandbox {sandbox.id} is not this client's (any more)")
+        taken = await self.attach(sandbox.handle)
+        return await reset(taken, self.stats)
 
     async def list(self) -> tuple[SandboxInfo, ...]:
         """All sandboxes of this root, or of this run of the cluster's namespace, of any client, by id."""

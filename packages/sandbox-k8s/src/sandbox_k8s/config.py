@@ -24,6 +24,7 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         start_timeout_s: How long a sandbox may take to come up.
+        start_concurrency_max: How many starts are under way at once, at most.
         stop_timeout_s: How long leaving the client waits for its sandboxes to end. They end anyway.
         grace_s: Between SIGTERM and SIGKILL for a command that timed out.
         answer_margin_s: How much longer than a command's own time-out its answer is waited for.
@@ -31,6 +32,7 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     start_timeout_s: float = 30.0
+    start_concurrency_max: int = 16
     stop_timeout_s: float = 2.0
     grace_s: float = 1.0
     answer_margin_s: float = 20.0
@@ -39,7 +41,8 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
         kind = type(self).__name__
-        for name in ("start_timeout_s", "stop_timeout_s", "answer_margin_s", "output_limit"):
+        names = ("start_timeout_s", "start_concurrency_max", "stop_timeout_s", "answer_margin_s")
+        for name in (*names, "output_limit"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{kind}.{name} must be positive, got {getattr(self, name)}")
         if self.grace_s < 0:

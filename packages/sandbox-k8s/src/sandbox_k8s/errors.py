@@ -14,6 +14,7 @@
         CommandRefusedError       a command cannot even be tried
         FileError                 a file inside cannot be read or written (`errno` says why)
         TransferError             bytes that arrived are not the bytes that were sent
+        ResetRefusedError         a used sandbox cannot be made as good as new
         SessionError              a session is missing, busy, or its shell has ended
 """
 
@@ -140,6 +141,20 @@ class TransferError(SandboxError):
     """What arrived is not what was sent; nothing was written at the target."""
 
     retryable: bool = True
+
+
+class ResetRefusedError(SandboxError):
+    """A sandbox cannot be marked as clean, or could not be brought back to that; start a new one.
+
+    Attributes:
+        differences: What was not as it had been, at most 20 lines; empty when it was not even tried.
+    """
+
+    retryable: bool = True
+
+    def __init__(self, message: str, *, differences: tuple[str, ...] = (), evidence: str = "") -> None:
+        super().__init__(message, evidence=evidence or "\n".join(differences))
+        self.differences = differences
 
 
 class SessionError(SandboxError):

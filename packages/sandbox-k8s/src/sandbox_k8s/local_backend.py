@@ -1,10 +1,10 @@
 """The back end of this machine: a folder, a keeper and a launcher per sandbox, an owner in a locked file."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import anyio.to_thread
@@ -25,6 +25,9 @@ from .stats import ClientStats, ReapedSandbox, SandboxInfo
 from .store import SandboxState, Store
 from .sweep import sweep
 from .transport import LauncherClient, UnixRoute
+
+if TYPE_CHECKING:
+    from .kubernetes.prefetch import PrefetchedImage, Progress
 
 _log = logging.getLogger("sandbox_k8s")
 _CLEAN_UP_S = 20.0
@@ -52,10 +55,15 @@ class LocalBackend:
         self.store = Store(root)
         self.key = RunKey(self.config.run_key_file or root / "run.key")
         self._isolation: Isolation = await self._choose_isolation()
+        self._starts = anyio.CapacityLimiter(self.config.start_concurrency_max)
         yield
 
     async def start(self, spec: SandboxSpec) -> Running:
         """Start a sandbox: its keeper starts the launcher, whose first fence makes this client the owner."""
+        async with self._starts:
+            return await self._start(spec)
+
+    async def _start(self, spec: SandboxSpec) -> Running:
         self._collect_keepers()
         _refuse_what_only_pods_have(spec)
         bubblewrap.check_read_only(spec.read_only_paths, self.store.root)
@@ -125,14 +133,18 @@ class LocalBackend:
                 self.store.write(SandboxState(handle=handle, detached=True, expires_ns=expires_ns))
 
     async def stop(self, handle: SandboxHandle) -> None:
-        """End it through its keeper."""
+        """End it through its keeper, under the lock of its state: nobody becomes its owner meanwhile."""
+        sandbox_id = handle.sandbox_id
         try:
-            held = self.store.read(handle.sandbox_id).handle.epoch
+            with self.store.locked(sandbox_id, wait=False) as free:
+                if not free:
+                    raise FencedError(f"sandbox {sandbox_id} is being attached by another worker")
+                held = self.store.read(sandbox_id).handle.epoch
+                if held != handle.epoch:
+                    raise FencedError(f"sandbox {sandbox_id} belongs to epoch {held}, you are {handle.epoch}")
+                await ask_to_stop(self.store.folder(sandbox_id))
         except SandboxNotFoundError:
-            held = handle.epoch  # it ended by itself
-        if held != handle.epoch:
-            raise FencedError(f"sandbox {handle.sandbox_id} belongs to epoch {held}, you are {handle.epoch}")
-        await ask_to_stop(self.store.folder(handle.sandbox_id))
+            await ask_to_stop(self.store.folder(sandbox_id))  # it is ending by itself
         keeper = self._keepers.get(handle.sandbox_id)
         if keeper is not None:
             await keeper.ended()
@@ -156,6 +168,15 @@ class LocalBackend:
             state = alive if self.store.kept(sandbox_id) else "dead"
             found.append(SandboxInfo(handle=held.handle, state=state, expires_ns=held.expires_ns))
         return tuple(found)
+
+    async def prefetch(
+        self,
+        images: Sequence[str],
+        nodes: Sequence[str] | Mapping[str, str] | None,
+        progress: "Progress | None",
+    ) -> "tuple[PrefetchedImage, ...]":
+        """Refuse: there are no images here."""
+        raise ConfigError("the local back end runs no images; prefetch is for SandboxClient.kubernetes()")
 
     async def reap(self, *, dry_run: bool) -> tuple[ReapedSandbox, ...]:
         """Remove what killed keepers left behind. Living sandboxes end by their leases, not by this."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,14 @@ from .config import ClientConfig
 from .errors import TransferError
 from .handle import LocalPlace, SandboxHandle
 from .launcher import archive
+from .log import LogEntry
 from .result import CommandResult, SessionResult
 from .transport import LauncherClient
 
 if TYPE_CHECKING:
     from .client import SandboxClient
 
+_SURVEY_S = 600.0
 Command = str | Sequence[str]
 
 
@@ -191,9 +193,44 @@ class Sandbox:
         """What the launcher says: sessions, epoch, seconds left of the lease, commands under way."""
         return await self._launcher.info()
 
+    async def log(self, after: int = 0) -> tuple[LogEntry, ...]:
+        """Who did what in here, the oldest first: the launcher's own log, the judge of who owned it when.
+
+        Args:
+            after: Only lines above this number.
+        """
+        return await self._launcher.log(after)
+
     async def renew(self) -> None:
-        """Renew the lease. An open client does this by itself."""
+        """Renew the lease. An open client does this by itself.
+
+        Raises:
+            FencedError: Only the owner may: another worker is, or this one is a guest.
+        """
         await self._launcher.call("/sbx/lease", {})
+
+    async def mark_clean(self, repo: str | None = None) -> None:
+        """Remember the state of now, to come back to it with `reset`. Close all sessions first.
+
+        Args:
+            repo: A git working tree whose tracked files `reset` brings back. Absolute, or below the working
+                directory. They should be as they are in git's index. None: every file that is changed or
+                removed, but for small ones in the home, makes `reset` refuse.
+
+        Raises:
+            ResetRefusedError: Something runs, git does not work, or there is no PID namespace (the local back
+                end without bubblewrap).
+        """
+        body = {} if repo is None else {"repo": str(PurePosixPath(self.workdir) / repo)}
+        await self._launcher.call("/sbx/mark", body, work_s=_SURVEY_S)
+
+    async def reset(self) -> "Sandbox":
+        """Make a used sandbox as good as new, for its next user; see `SandboxClient.reset`.
+
+        Returns:
+            The same sandbox with the next epoch; this object is fenced.
+        """
+        return await self._client.reset(self)
 
     async def detach(self) -> SandboxHandle:
         """Leave the sandbox running, its shells too, for ``detached_lease_s``; this object is done.

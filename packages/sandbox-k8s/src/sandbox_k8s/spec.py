@@ -22,7 +22,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         detached_lease_s: The same after `Sandbox.detach`.
         network: Whether the network is there. Without bubblewrap it always is. A pod's label
             ``sandbox-k8s/network`` says it (``open`` or ``closed``); a NetworkPolicy that selects the label
-            has to enforce it.
+            has to enforce it (``sandbox-k8s manifests network-policy``).
         read_only_paths: Folders and files of the host that are visible inside at the same path, beside
             ``/usr`` and the libraries. The user's home, the sandboxes' root and whatever holds them are
             refused. Pods have none.

@@ -20,6 +20,20 @@ class ClientStats(msgspec.Struct, kw_only=True):
         watches: Watches that were opened, also to go on with one that ended.
         watch_failures: Watches that could not be opened at once.
         stop_failures: Sandboxes whose end was not confirmed; their keepers or their leases end them.
+        start_limit: How many starts may be under way at once now. With the two below a figure of this moment,
+            no counter.
+        starts_in_flight: Starts that are under way.
+        starts_waiting: Starts that wait for their turn.
+        start_slowdowns: How often the limit was halved, because the cluster had too much to do.
+        breakers_opened: How often an image failed so often that its starts are refused for a while.
+        breaker_refusals: Starts that were refused for that.
+        pool_hits: Sandboxes that a warm pool had ready when somebody took one.
+        pool_misses: Times that somebody had to wait for one.
+        pool_dead: Sandboxes of warm pools that died before somebody took them.
+        pool_failures: Starts of warm pools that failed.
+        resets: Used sandboxes that were brought back to a clean state.
+        resets_refused: Those that could not be, and were stopped.
+        loop_stall_s: The longest time, while starts were under way, in which the event loop did nothing else.
     """
 
     started: int = 0
@@ -35,6 +49,19 @@ class ClientStats(msgspec.Struct, kw_only=True):
     lists: int = 0
     watches: int = 0
     watch_failures: int = 0
+    start_limit: int = 0
+    starts_in_flight: int = 0
+    starts_waiting: int = 0
+    start_slowdowns: int = 0
+    breakers_opened: int = 0
+    breaker_refusals: int = 0
+    pool_hits: int = 0
+    pool_misses: int = 0
+    pool_dead: int = 0
+    pool_failures: int = 0
+    resets: int = 0
+    resets_refused: int = 0
+    loop_stall_s: float = 0.0
 
 
 class ReapedSandbox(msgspec.Struct, frozen=True, kw_only=True):

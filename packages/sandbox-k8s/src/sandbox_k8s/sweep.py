@@ -16,6 +16,8 @@ def sweep(store: Store, now_ns: int, dry_run: bool) -> tuple[ReapedSandbox, ...]
     reaped: list[ReapedSandbox] = []
     for sandbox_id in store.ids():
         try:
+            if store.kept(sandbox_id):
+                continue  # without its lock: whoever attaches at this moment must not take us for a rival
             with store.locked(sandbox_id, wait=False) as free:
                 if not free or store.kept(sandbox_id):
                     continue

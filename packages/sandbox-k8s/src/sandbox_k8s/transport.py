@@ -10,35 +10,64 @@ from typing import Any, Protocol
 import aiohttp
 import anyio
 import anyio.to_thread
+import msgspec
+from aiohttp.client_exceptions import UnixClientConnectorError
 
 from .errors import (
     AccessError,
+    ClusterError,
     CommandRefusedError,
     FencedError,
     FileError,
+    ResetRefusedError,
     SandboxError,
     SandboxLostError,
     SessionError,
     TransferError,
 )
+from .kubernetes.admission import classify_refusal, read_status
 from .kubernetes.diagnosis import Diagnosis
 from .launcher import frames
+from .log import LogEntry
 
 _KEY_HEADER = "X-API-Key"
 _EPOCH_HEADER = "X-Sandbox-Epoch"
+_REQUEST_ID_HEADER = "X-Request-ID"
 _FRAMED = "application/x-sandbox"
 _CONNECT_S = 5.0
+_REX_FAILURE = 511
+_ON_THE_WAY = frozenset({502, 503, 504})
 _ERROR_TYPES: dict[str, type[SandboxError]] = {
     "auth": AccessError,
     "fenced": FencedError,
+    "not-owner": FencedError,
     "request": CommandRefusedError,
     "transfer": TransferError,
     "archive": TransferError,
+    "not-clean": ResetRefusedError,
     "session-exists": SessionError,
     "session-missing": SessionError,
     "session-busy": SessionError,
     "session-closed": SessionError,
 }
+
+
+class NoAnswerError(SandboxLostError):
+    """The answer was lost on the way: a request with an id may be sent again."""
+
+
+class RexError(SandboxError):
+    """What the launcher answered to a request of SWE-ReX's protocol.
+
+    Attributes:
+        class_path: The exception that it stands for.
+        extra_info: What that one carries, for example the output until a time-out.
+    """
+
+    def __init__(self, message: str, *, class_path: str, extra_info: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.class_path = class_path
+        self.extra_info = extra_info
 
 
 class Route(Protocol):
@@ -116,19 +145,30 @@ class LauncherClient:
             connector=route.connector(),
             headers=headers,
             skip_auto_headers=["User-Agent"],
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     async def close(self) -> None:
         """Close the connections; what was running under them ends."""
         await self._http.close()
 
-    async def call(self, path: str, body: dict[str, Any], *, work_s: float | None = 0.0) -> dict[str, Any]:
+    async def call(
+        self, path: str, body: dict[str, Any], *, work_s: float | None = 0.0, request_id: str | None = None
+    ) -> dict[str, Any]:
         """A request and its answer in JSON.
 
-        ``work_s`` is how long the launcher may work on it before the margin counts; None is for ever.
+        Args:
+            path: Of the launcher.
+            body: JSON.
+            work_s: How long the launcher may work on it before the margin counts; None is for ever.
+            request_id: The launcher carries out a request of one id once, and answers it again and again.
+
+        Raises:
+            NoAnswerError: It may be sent again if it has an id.
         """
         data = json.dumps(body).encode()
-        async with self._request("POST", path, data=data, work_s=work_s) as response:
+        headers = {} if request_id is None else {_REQUEST_ID_HEADER: request_id}
+        async with self._request("POST", path, data=data, headers=headers, work_s=work_s) as response:
             return await response.json()
 
     async def command(
@@ -166,7 +206,8 @@ class LauncherClient:
 
         Raises:
             SandboxLostError: It does not, within the time.
-            AccessError: Its key is another one, or the way to it is closed to us.
+            AccessError: Its key is another one.
+            ClusterError: The API server keeps the way to it closed to us.
         """
         deadline_s = anyio.current_time() + within_s
         pause_s = 0.01
@@ -188,6 +229,12 @@ class LauncherClient:
         """What the launcher says about itself."""
         async with self._request("GET", "/sbx/info") as response:
             return await response.json()
+
+    async def log(self, after: int) -> tuple[LogEntry, ...]:
+        """The lines of its log above a number."""
+        async with self._request("GET", "/sbx/log", params={"after": str(after)}) as response:
+            answer: dict[str, Any] = await response.json()
+        return msgspec.convert(answer["entries"], tuple[LogEntry, ...])
 
     async def put(self, path: str, query: dict[str, str], chunks: Iterable[bytes]) -> None:
         """Stream bytes in; memory stays constant, the source is read in a thread."""
@@ -234,15 +281,20 @@ class LauncherClient:
         except TimeoutError as problem:
             raise await self._lost(f"{self._where} did not answer within {total} s ({path})") from problem
         except (aiohttp.ClientError, ConnectionError, FileNotFoundError) as problem:
+            # Nobody listens on a socket of this machine: that is no trouble on the way.
+            ended = isinstance(problem, (UnixClientConnectorError, FileNotFoundError))
             raise await self._lost(
                 f"{self._where} does not answer: {type(problem).__name__}: {problem} ({path}); it was "
-                "stopped, its lease ran out, or it was killed"
+                "stopped, its lease ran out, or it was killed",
+                SandboxLostError if ended else NoAnswerError,
             ) from problem
 
-    async def _lost(self, message: str) -> SandboxLostError:
+    async def _lost(
+        self, message: str, unexplained: type[SandboxLostError] = SandboxLostError
+    ) -> SandboxLostError:
         found = None if self.explain is None else await self.explain()
         if found is None:
-            return SandboxLostError(message)
+            return unexplained(message)
         return SandboxLostError(
             f"{message}. {found.failure or found.state}: {found.why}",
             evidence=found.evidence_text,
@@ -259,10 +311,27 @@ async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 def _error(body: bytes, status: int, where: str) -> SandboxError:
     try:
         answer: dict[str, Any] = json.loads(body)
+        if status == _REX_FAILURE:
+            return _rex_error(answer["swerexception"], where)
         code, message = answer["error"], answer["message"]
     except (ValueError, KeyError, TypeError):
-        return SandboxLostError(f"{where} answered {status}", evidence=body[:2000].decode("utf-8", "replace"))
+        if status in (401, 403) and read_status(body).kind == "Status":
+            # Not the launcher: the API server on the way to it, which will not change its mind.
+            refused = classify_refusal(status, body)
+            what = f"the way to {where}: HTTP {status}: {refused.failure}: {refused.why}"
+            return ClusterError(what, diagnosis=refused, code=status)
+        # A launcher says what is wrong; a bare 502 or 503 comes from something on the way to it.
+        lost = NoAnswerError if status in _ON_THE_WAY else SandboxLostError
+        return lost(f"{where} answered {status}", evidence=body[:2000].decode("utf-8", "replace"))
     if code == "os":
         return FileError(f"{where}: {message}", errno=answer["errno"])
     kind = _ERROR_TYPES.get(code)
     return kind(f"{where}: {message}") if kind else SandboxLostError(f"{where} failed: {message}")
+
+
+def _rex_error(transfer: dict[str, Any], where: str) -> SandboxError:
+    message, extra = str(transfer["message"]), dict(transfer["extra_info"])
+    if "sandbox_error" in extra:
+        kind = _ERROR_TYPES.get(extra["sandbox_error"], SandboxLostError)
+        return kind(f"{where}: {message}")
+    return RexError(message, class_path=str(transfer["class_path"]), extra_info=extra)

@@ -22,7 +22,8 @@ import pytest
 from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, why_no_process_pods
 
 KUBECONFIG = os.environ.get("SANDBOX_K8S_KUBECONFIG", "")
-IMAGE = os.environ.get("SANDBOX_K8S_IMAGE", "localhost/any:1")
+# Has sh, sleep and /usr/bin/python3; made and brought to the nodes where SANDBOX_K8S_LOAD_IMAGE says how.
+IMAGE = os.environ.get("SANDBOX_K8S_IMAGE", "localhost/sandbox-k8s-test-python:1")
 MERGE = "application/merge-patch+json"
 
 
@@ -74,7 +75,7 @@ class Wire:
 
     async def says(self, name: str, wanted: bytes) -> None:
         """Wait until a pod's log holds something."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while wanted not in (said := (await self("GET", f"pods/{name}/log")).body):
                 assert not isinstance(said, bytes) or b"Error" not in said, said
                 await anyio.sleep(0.05)
@@ -169,7 +170,12 @@ def access(request: pytest.FixtureRequest) -> Iterator[Access]:
         if not KUBECONFIG:
             pytest.skip("SANDBOX_K8S_KUBECONFIG names no cluster")
         if "SANDBOX_K8S_IMAGE" not in os.environ:
-            pytest.skip("SANDBOX_K8S_IMAGE names no image with sh, sleep and /usr/bin/python3")
+            if "SANDBOX_K8S_LOAD_IMAGE" not in os.environ:
+                pytest.skip(
+                    "set SANDBOX_K8S_LOAD_IMAGE to the command that brings an archive to the nodes, or "
+                    "SANDBOX_K8S_IMAGE to an image with sh, sleep and /usr/bin/python3"
+                )
+            request.getfixturevalue("bring_python")(IMAGE)
         yield real_access()
         return
     kind = "status" if why_no_process_pods() else "process"

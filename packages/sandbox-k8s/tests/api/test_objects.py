@@ -249,6 +249,7 @@ async def test_a_delete_hits_only_the_object_that_was_meant(wire: Any) -> None:
 
 async def test_a_finalizer_holds_an_object(wire: Any) -> None:
     await wire.create("a1", finalizers=["test.io/keep"])
+    await wire.until("a1", lambda found: "conditions" in found["status"])  # the scheduler is done with it
     first = (await wire("DELETE", "pods/a1")).body["metadata"]
     assert first["generation"] == 2
     again = (await wire("DELETE", "pods/a1")).body["metadata"]

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from sandbox_k8s.errors import BackendUnavailableError, ConfigError
+from sandbox_k8s.errors import BackendUnavailableError, ClusterError, ConfigError
 
+from .admission import classify_refusal
 from .config import KubernetesConfig
 
 
@@ -23,7 +24,7 @@ class ApiAccess:
         """Read the kubeconfig or the in-cluster configuration; may block.
 
         Raises:
-            BackendUnavailableError: The client library is not installed.
+            BackendUnavailableError: The client library is not installed, or sends no credentials.
             ConfigError: There is no usable configuration.
         """
         try:
@@ -39,14 +40,31 @@ class ApiAccess:
         self._configuration = self._load(config)
         self.base_url = str(self._configuration.host).rstrip("/") + "/"
         self.tls = _tls(self._configuration) if self.base_url.startswith("https") else None
+        if self._configuration.api_key and not self.options()["headers"]:
+            # kubernetes-client/python#2591: every request would be an anonymous one.
+            raise BackendUnavailableError(
+                f"kubernetes {self._library.__version__} holds a token and sends none with its requests; do: "
+                "pip install 'kubernetes!=36.0.0,!=36.0.1'"
+            )
 
     def new_pool(self) -> Any:
         """urllib3's ``PoolManager`` with the client's TLS and proxy settings, for one thread at a time."""
         return self._rest.RESTClientObject(self._configuration).pool_manager
 
     def options(self) -> dict[str, Any]:
-        """What each streamed request needs: ``headers`` with the token of now, perhaps a proxy."""
-        settings = self._configuration.auth_settings().values()
+        """What each streamed request needs: ``headers`` with the token of now, perhaps a proxy.
+
+        Tokens of service accounts are short-lived: their file is read again each minute, and the kubelet
+        replaces it long before the old one expires.
+
+        Raises:
+            ClusterError: The token cannot be read now; the next time may be better.
+        """
+        try:
+            settings = self._configuration.auth_settings().values()
+        except (self._library.config.ConfigException, OSError) as problem:
+            what = f"reading the credentials: {type(problem).__name__}: {problem}"
+            raise ClusterError(what, diagnosis=classify_refusal(0, what), code=0) from problem
         headers = {one["key"]: one["value"] for one in settings if one["in"] == "header" and one["value"]}
         options: dict[str, Any] = {"headers": headers}
         if self._configuration.proxy:
@@ -66,7 +84,9 @@ class ApiAccess:
                 file = None if config.kubeconfig is None else str(config.kubeconfig)
                 loader.load_kube_config(file, context=config.context, client_configuration=configuration)
         except (loader.ConfigException, OSError) as problem:
-            where = config.kubeconfig or "$KUBECONFIG or ~/.kube/config"
+            where = str(config.kubeconfig or "")
+            if not where:
+                where = "this is no pod with a service account's token, and $KUBECONFIG or ~/.kube/config"
             raise ConfigError(f"KubernetesConfig.kubeconfig: {where} cannot be used: {problem}") from problem
         configuration.retries = False  # PodApi knows what may be tried again
         return configuration

@@ -4,7 +4,8 @@ Made with the official client's connections and credentials, without its models 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -77,11 +78,16 @@ class PodApi:
     Threads are bounded; a client of the library is never used by two of them at once, since that mixes
     answers up. Every request has a time-out below the one of the API server, and is tried again with pauses
     where that can help and cannot harm, for as long as an API server needs to start again.
+
+    Attributes:
+        requests: How many were sent.
+        on_create: Told of each try to create something: the seconds that it took, and how it was refused.
     """
 
     def __init__(self, access: ApiAccess, config: KubernetesConfig, clock: Clock) -> None:
         self.access = access
         self.requests = 0
+        self.on_create: Callable[[float, ClusterError | None], None] | None = None
         self._base = f"api/v1/namespaces/{config.namespace}"
         self._pods = f"{self._base}/pods"
         self._clock = clock
@@ -188,10 +194,23 @@ class PodApi:
         except PodMissingError:
             return
 
+    async def ask(self, request: Request, what: str) -> dict[str, Any]:
+        """Any other request that does no harm when it is sent twice.
+
+        Args:
+            request: For example about a node, or a create with ``dryRun``.
+            what: Begins the message of an error: ``"reading node n1"``.
+        """
+        return await self._retried(request, what)
+
     def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
-            self._idle.pop().clear()
+            manager = self._idle.pop()
+            for key in manager.pools.keys():  # noqa: SIM118  (it cannot be iterated, to be safe with threads)
+                # `clear` alone leaves the sockets to the garbage collector, and errors refer to their frames.
+                manager.pools[key].close()
+            manager.clear()
 
     async def _settled(
         self,
@@ -244,12 +263,23 @@ class PodApi:
         await anyio.sleep(pause_s * fraction if asked_s is None else asked_s * (1 + fraction))
 
     async def _once(self, request: Request, what: str) -> dict[str, Any]:
-        # Not abandoned when cancelled: a create that goes on unseen would leave a pod behind.
-        return await anyio.to_thread.run_sync(self._blocking, request, what, limiter=self._limiter)
+        took_s: list[float] = []
+        problem: ClusterError | None = None
+        work = partial(self._blocking, request, what, took_s)
+        try:
+            # Not abandoned when cancelled: a create that goes on unseen would leave a pod behind.
+            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        except ClusterError as refused:
+            problem = refused
+            raise
+        finally:
+            if took_s and request.method == "POST" and self.on_create is not None:
+                self.on_create(took_s[0], problem)
 
-    def _blocking(self, request: Request, what: str) -> dict[str, Any]:
+    def _blocking(self, request: Request, what: str, took_s: MutableSequence[float]) -> dict[str, Any]:
         pool = self._idle.pop() if self._idle else self.access.new_pool()
         self.requests += 1
+        begun_s = self._clock.monotonic_s()
         try:
             answer = request.send(pool, self.access, self._timeout_s)
             if answer.status >= 400:
@@ -260,6 +290,7 @@ class PodApi:
         except self.access.no_answer as problem:
             raise refusal(what, 0, f"{type(problem).__name__}: {problem}") from problem
         finally:
+            took_s.append(self._clock.monotonic_s() - begun_s)
             self._idle.append(pool)
 
 

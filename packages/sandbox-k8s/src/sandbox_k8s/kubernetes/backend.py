@@ -2,13 +2,14 @@
 
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from sandbox_k8s.backend import Running
 from sandbox_k8s.clock import Clock
@@ -29,10 +30,13 @@ from . import records
 from .access import ApiAccess
 from .api import PodApi
 from .config import KubernetesConfig
+from .diagnosis import Diagnosis
 from .forward import PortForwards
-from .manifest import pod_manifest, pod_name, workdir_of
+from .gate import StartGate
+from .manifest import image_of, pod_manifest, pod_name, workdir_of
 from .owners import Owners
 from .paths import DataPaths
+from .prefetch import Prefetch, PrefetchedImage, Progress
 from .reaper import reap
 from .starting import until_failed, until_ready, why_lost
 from .streams import ApiStreams
@@ -68,6 +72,8 @@ class KubernetesBackend:
         self._owners = Owners(self.api, self.watch, self.config, self._clock)
         self._paths = DataPaths(self.config, access, forwards, self._stats)
         self._forwards = forwards
+        self._gate = StartGate(self.config, self._stats)
+        self.api.on_create = self._gate.heard
         async with AsyncExitStack() as open_ones:
             open_ones.callback(self.api.close)
             await open_ones.enter_async_context(streams.opened())
@@ -76,9 +82,11 @@ class KubernetesBackend:
             # Stopping sandboxes needs the watch, also when the client's block was cancelled.
             watching = anyio.CancelScope(shield=True)
             tasks.start_soon(self._watch_in, watching)
+            tasks.start_soon(self._gate.run)
             try:
                 yield
             finally:
+                tasks.cancel_scope.cancel()
                 watching.cancel()
 
     async def _watch_in(self, scope: anyio.CancelScope) -> None:
@@ -87,6 +95,10 @@ class KubernetesBackend:
 
     async def start(self, spec: SandboxSpec) -> Running:
         """Create a pod, wait until it is ready and its launcher answers, and become its first owner."""
+        async with self._gate.turn(image_of(spec, self.config)) as turn:
+            return await self._start(spec, partial(self._gate.suffers, turn))
+
+    async def _start(self, spec: SandboxSpec, suffers: Callable[[Diagnosis], None]) -> Running:
         sandbox_id = self._clock.new_id()[:16]
         request = self._clock.new_id()
         pod = self._manifest(spec, sandbox_id, request)
@@ -94,7 +106,7 @@ class KubernetesBackend:
         launcher: LauncherClient | None = None
         try:
             followed.created(await self.api.create(pod, records.REQUEST))
-            await until_ready(followed, self.config)
+            await until_ready(followed, self.config, suffers)
             launcher = await self._first_connection(followed)
             await launcher.call("/sbx/fence", {"epoch": 1})
             launcher.explain = partial(why_lost, followed)
@@ -109,6 +121,8 @@ class KubernetesBackend:
             await self._undo_start(followed.name, request, launcher)
             raise
         held = records.read_record(followed.pod or {}, self.config.cluster)
+        # Not the record's epoch: whoever attaches at this very moment may have won the next one already.
+        held = msgspec.structs.replace(held, handle=msgspec.structs.replace(held.handle, epoch=1))
         self._owners.hold(held)
         return Running(held.handle, launcher)
 
@@ -152,7 +166,8 @@ class KubernetesBackend:
     async def list(self) -> tuple[SandboxInfo, ...]:
         """All sandboxes of this run."""
         found: list[SandboxInfo] = []
-        for pod in (await self.api.list(records.selector(self.config.run))).items:
+        pods = (await self.api.list(records.selector(self.config.run))).items
+        for pod in filter(records.is_sandbox, pods):
             try:
                 held = records.read_record(pod, self.config.cluster)
             except ConfigError as problem:
@@ -166,6 +181,26 @@ class KubernetesBackend:
     async def reap(self, *, dry_run: bool) -> tuple[ReapedSandbox, ...]:
         """Delete pods that ended or outlived their annotation."""
         return await reap(self.api, self.config, self._clock.now_ns(), dry_run=dry_run)
+
+    async def prefetch(
+        self,
+        images: Sequence[str],
+        nodes: Sequence[str] | Mapping[str, str] | None,
+        progress: Progress | None,
+    ) -> tuple[PrefetchedImage, ...]:
+        """Bring images to nodes, with pods that a reaper takes when this process is killed."""
+
+        def annotations(request: str) -> dict[str, str]:
+            now_ns = self._clock.now_ns()
+            record = records.Record(
+                key_id=self.key.key_id, workdir="/", lease_s=0, detached_lease_s=0, created_ns=now_ns
+            )
+            expires_ns = now_ns + int(self.config.start_timeout_s * 1e9)
+            return records.annotations(record, request=request, epoch=0, expires_ns=expires_ns)
+
+        return await Prefetch(self.api, self.watch, self.config, self._clock, annotations, progress).run(
+            images, nodes
+        )
 
     def token(self, pod: str) -> str:
         """The token of a pod's launcher."""
@@ -181,7 +216,8 @@ class KubernetesBackend:
             created_ns=now_ns,
             labels=spec.labels,
         )
-        expires_ns = now_ns + int((self.config.start_timeout_s + self.config.record_s) * 1e9)
+        lasts_s = records.lasts_s(self.config.record_s, spec.lease_s)
+        expires_ns = now_ns + int((self.config.start_timeout_s + lasts_s) * 1e9)
         token = self.token(pod_name(sandbox_id))
         return pod_manifest(
             spec,
@@ -206,13 +242,19 @@ class KubernetesBackend:
             failed = await until_failed(followed)
             tasks.cancel_scope.cancel()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(look)
-            try:
-                launcher = await self._connect(followed.name, followed.pod or {}, 1)
-            except SandboxLostError as problem:
-                silent = problem
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(look)
+                try:
+                    launcher = await self._connect(followed.name, followed.pod or {}, 1)
+                except SandboxLostError as problem:
+                    silent = problem
+                tasks.cancel_scope.cancel()
+        except BaseException:
+            if launcher is not None:  # we were cancelled between its answer and here
+                with anyio.CancelScope(shield=True):
+                    await launcher.close()
+            raise
         if launcher is not None:
             return launcher
         raise failed or SandboxStartError(str(silent))
@@ -255,9 +297,7 @@ class KubernetesBackend:
             followed = self.watch.find(name)
             self.watch.unfollow(name)
             try:
-                pod = followed.pod if followed is not None and followed.pod else await self.api.find(name)
-                if pod is not None and records.annotations_of(pod).get(records.REQUEST) == request:
-                    await self.api.delete(name, uid=pod["metadata"]["uid"])
+                await self._owners.undo(name, request, None if followed is None else followed.pod)
             except ClusterError as problem:
                 self._stats.stop_failures += 1
                 _log.warning("pod %s is left to the reaper and its own lease: %s", name, problem)

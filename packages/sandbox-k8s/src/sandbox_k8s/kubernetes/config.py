@@ -20,20 +20,27 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         kind: ``image_volume`` mounts the tools image (Kubernetes 1.35 or newer, or 1.33 with the feature gate
             ImageVolume; containerd 2.1 or newer); ``init_copy`` copies it into an empty volume with an init
-            container and works everywhere; ``baked``: the sandbox's image has it at ``path``.
-        image: The tools image, made by ``sandbox-k8s build-tools``; None for ``baked`` only.
+            container and works everywhere; ``baked``: the sandbox's image has it at ``path``; ``pip``: each
+            start installs it with the image's own ``python3`` (3.11 or newer) and pip. A last resort: that
+            takes time and a way to a package index, which a closed network does not have.
+        image: The tools image, made by ``sandbox-k8s build-tools``; None for ``baked`` and ``pip``.
         path: Where the tree is in the sandbox.
+        requirement: What pip installs: a name with a version, a URL, or a file of the image. None is
+            sandbox-k8s of this client's version; of another kind always None.
     """
 
-    kind: Literal["image_volume", "init_copy", "baked"]
+    kind: Literal["image_volume", "init_copy", "baked", "pip"]
     image: str | None = None
     path: str = TOOLS_PATH
+    requirement: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
-        if (self.kind == "baked") == (self.image is not None):
+        if (self.kind in ("baked", "pip")) == (self.image is not None):
             needs = "takes no tools image" if self.image else "needs a tools image"
             raise ConfigError(f"Injection(kind={self.kind!r}) {needs}")
+        if self.requirement is not None and self.kind != "pip":
+            raise ConfigError(f"Injection.requirement is for kind='pip', not for {self.kind!r}")
         if not PurePosixPath(self.path).is_absolute():
             raise ConfigError(f"Injection.path {self.path!r} is not absolute")
 
@@ -70,6 +77,14 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
         max_lifetime_s: ``activeDeadlineSeconds``: the last stop, whatever leases say.
         failing_timeout_s: How long a pod may be failing (no room in the cluster, a registry that is down)
             while Kubernetes keeps trying. What cannot heal fails at once.
+        start_concurrency: Starts under way at once, to begin with. The number grows while they succeed, and
+            is halved when the API server is slow or refuses, a quota is used up, or pods find no node.
+            Waiting for a turn is not part of ``start_timeout_s``.
+        start_concurrency_max: It never grows above that.
+        image_failures: So many permanent failures of one image in a row (not found, refused, wrong
+            architecture), and starts of it fail at once with the same diagnosis.
+        image_retry_s: For so long; then one start finds out whether it is better now.
+        image_rate_limit_s: The same after a registry limited pulls of an image without saying for how long.
         record_s: How far ahead of now the pod's annotation says that the sandbox is alive, at least; a reaper
             removes it after that. The launcher itself ends with the much shorter lease.
         api_timeout_s: For one request to the API server; less than the 34 s after which it gives up itself.
@@ -105,6 +120,11 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
     stop_timeout_s: float = 30.0
     max_lifetime_s: int = 86400
     failing_timeout_s: float = 120.0
+    start_concurrency: int = 16
+    start_concurrency_max: int = 256
+    image_failures: int = 3
+    image_retry_s: float = 300.0
+    image_rate_limit_s: float = 60.0
     record_s: float = 600.0
     api_timeout_s: float = 20.0
     api_patience_s: float = 60.0
@@ -115,6 +135,8 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
         """Refuse values that cannot work."""
         super().__post_init__()
         positive = ("failing_timeout_s", "record_s", "api_patience_s", "api_threads", "watch_s")
+        positive += ("start_concurrency", "image_failures")
+        positive += ("image_retry_s", "image_rate_limit_s")
         for name in (*positive, "max_lifetime_s", "cpu"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"KubernetesConfig.{name} must be positive, got {getattr(self, name)}")
@@ -132,5 +154,7 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     def resolved_run_key_file(self) -> Path:
         """The run key's file, by default one of this user's."""
-        home = Path.home() / ".local" / "state" / "sandbox-k8s"
-        return (self.run_key_file or home / "run.key").expanduser().absolute()
+        if self.run_key_file is not None:
+            return self.run_key_file.expanduser().absolute()
+        # Asked for last: a pod whose user is in no passwd file has no home.
+        return Path.home() / ".local" / "state" / "sandbox-k8s" / "run.key"

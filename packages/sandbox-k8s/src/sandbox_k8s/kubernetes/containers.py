@@ -32,6 +32,8 @@ _NEAREST: tuple[tuple[str, FailureName], ...] = (
     ("Start", "start_failed"),
     ("CrashLoop", "process_crashed"),
 )
+# The kubelet has no container to report of: it never came to one, or the node lost it. Says exit code 137.
+_UNKNOWN = "ContainerStatusUnknown"
 _NEVER_STARTED = ("StartError", "ContainerCannotRun")
 _KILLED_BY_PROBE = re.compile(r"failed (liveness|startup) probe")
 _SIGKILL, _SIGTERM = 137, 143
@@ -73,7 +75,7 @@ def _explain(
         if probed is not None:
             return diagnose("liveness_failed", f"container {status.name}: {_how(end)}", *probed, *seen)
         failure, guess = _of_exit(end)
-        if init:
+        if init and failure != "node_lost":
             failure = "init_failed"
     kind = "init container" if init else "container"
     why = f"{kind} {status.name}: {_how(end)}"
@@ -95,13 +97,13 @@ def _of_end(end: Terminated) -> tuple[FailureName | None, bool]:
         return known or "start_failed", known is None
     if end.exit_code != 0 and "exec format error" in message.lower():
         return "image_architecture", False
-    if end.reason == "ContainerStatusUnknown":
-        return "node_lost", True
     return None, False
 
 
 def _of_exit(end: Terminated) -> tuple[FailureName, bool]:
     """The class of a plain exit. A kill without a reason is a guess: its author may just not be known yet."""
+    if end.reason == _UNKNOWN:
+        return "node_lost", True
     unknown = end.reason not in (None, "Error", "Completed")
     if end.exit_code == 0:
         return "process_ended", unknown

@@ -1,5 +1,6 @@
 """A diagnosis for people, and ``sandbox-k8s explain`` on files: no cluster is asked."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox_k8s.errors import ConfigError
+from sandbox_k8s.errors import ClusterError, ConfigError
 
 from .classify import classify
 from .diagnosis import Diagnosis, Evidence
@@ -17,6 +18,8 @@ from .pod_state import read_node, read_pod
 from .signs import gist
 
 _WIDTH = 110
+# The last cause in what the HTTP library says of a connection that failed.
+_SILENCE = (r"\[Errno -?\d+\] ([^'\")]+)", r"(certificate verify failed[^'\"(]*)", r"(timed out)")
 _NEXT = {
     "starting": "Wait.",
     "ready": "Nothing.",
@@ -75,6 +78,21 @@ def explanation(name: str, diagnosis: Diagnosis, hints: Iterable[str] = ()) -> s
         for hint in hints:
             lines += _row("hint", hint)
     return "\n".join(lines) + "\n"
+
+
+def in_words(problem: ClusterError) -> str:
+    """Why the API server refused something or is silent, without names of classes and libraries."""
+    why = str(problem.args[0]) if problem.diagnosis is None else problem.diagnosis.why
+    denied = re.search(r'User "(.+?)" cannot (\w+) resource "(.+?)"', why)
+    if denied is not None:
+        return f'user "{denied[1]}" may not {denied[2]} {denied[3]}'
+    if problem.code:
+        return why
+    for pattern in _SILENCE:
+        found = re.search(pattern, why)
+        if found is not None:
+            return f"the API server does not answer: {found[1].strip()}"
+    return f"the API server does not answer: {why}"
 
 
 def _evidence(evidence: Iterable[Evidence]) -> list[str]:

@@ -10,11 +10,13 @@ import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
 
 from sandbox_k8s.errors import ClusterError
+from sandbox_k8s.transport import UnixRoute
 
 from .streams import ApiStreams, WebSocket
 
@@ -22,6 +24,25 @@ _log = logging.getLogger("sandbox_k8s")
 _PROTOCOL = "v4.channel.k8s.io"
 _DATA, _ERROR = 0, 1
 _READ = 1 << 16
+_NOT_ALLOWED = (401, 403)
+
+
+class ForwardRoute(UnixRoute):
+    """Through a socket that leads to a pod."""
+
+    def __init__(self, path: Path, forwards: "PortForwards", pod: str) -> None:
+        super().__init__(path)
+        self._forwards = forwards
+        self._pod = pod
+
+    def options(self) -> dict[str, Any]:
+        """Nothing.
+
+        Raises:
+            ClusterError: The last connection was refused by the API server.
+        """
+        self._forwards.check(self._pod)
+        return super().options()
 
 
 class PortForwards:
@@ -31,6 +52,7 @@ class PortForwards:
         self._streams = streams
         self._namespace = namespace
         self._listening: dict[str, anyio.CancelScope] = {}
+        self._refused: dict[str, ClusterError] = {}
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
@@ -55,8 +77,18 @@ class PortForwards:
             self._tasks.start_soon(self._serve, listener, scope, pod, port)
         return path
 
+    def check(self, pod: str) -> None:
+        """Say why connections to a pod were cut, where trying again is of no use.
+
+        Raises:
+            ClusterError: The API server refuses them to us.
+        """
+        if pod in self._refused:
+            raise self._refused.pop(pod)
+
     def close(self, pod: str) -> None:
         """Close a pod's socket and the connections through it."""
+        self._refused.pop(pod, None)
         scope = self._listening.pop(pod, None)
         if scope is not None:
             scope.cancel()
@@ -71,6 +103,8 @@ class PortForwards:
                     async with self._streams.websocket(path, _PROTOCOL) as socket:
                         await _carry(stream, socket)
                 except ClusterError as problem:
+                    if problem.code in _NOT_ALLOWED and pod in self._listening:
+                        self._refused[pod] = problem
                     _log.info("port-forward to pod %s: %s", pod, problem)
 
         with scope:

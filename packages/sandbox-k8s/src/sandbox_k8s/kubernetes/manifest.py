@@ -1,10 +1,19 @@
 """The pod of a sandbox, from its spec and the settings: a pure function. No secret goes in."""
 
+import math
+from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from sandbox_k8s.errors import ConfigError
 from sandbox_k8s.spec import SandboxSpec
-from sandbox_k8s.tools.pod import container_environment, install_command, launcher_command
+from sandbox_k8s.tools.layout import LOADER
+from sandbox_k8s.tools.pod import (
+    container_environment,
+    install_command,
+    launcher_command,
+    pip_install_command,
+)
 
 from . import records
 from .config import KubernetesConfig
@@ -12,6 +21,10 @@ from .config import KubernetesConfig
 WORKSPACE = "/workspace"
 STATE_DIR = "/run/sandbox-k8s"
 _TOOLS_TARGET = "/tools"
+_COPIED = ("init_copy", "pip")
+_COPIED_BYTES = 128 << 20
+_FETCHER_AMOUNTS = {"cpu": "20m", "memory": "48Mi", "ephemeral-storage": "64Mi"}
+_FETCHER_RESOURCES = {"requests": _FETCHER_AMOUNTS, "limits": _FETCHER_AMOUNTS}
 _NONE_ALLOWED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -40,9 +53,7 @@ def pod_manifest(
     Raises:
         ConfigError: The spec asks for what pods do not have, or names no image.
     """
-    image = spec.image or config.image
-    if image is None:
-        raise ConfigError("SandboxSpec.image is missing, and KubernetesConfig.image gives no default")
+    image = image_of(spec, config)
     if spec.read_only_paths:
         raise ConfigError("SandboxSpec.read_only_paths are paths of this machine; a pod has none of them")
     return {
@@ -61,6 +72,95 @@ def pod_manifest(
         },
         "spec": _pod_spec(spec, config, image, sandbox_id, token_hash),
     }
+
+
+def prefetch_manifest(
+    config: KubernetesConfig,
+    images: Mapping[str, str],
+    *,
+    node: str,
+    request: str,
+    annotations: dict[str, str],
+) -> dict[str, Any]:
+    """A pod that brings images to a node, and ends at once.
+
+    Args:
+        config: What holds for all of the run's pods.
+        images: By the name of their container.
+        node: Its name. The scheduler brings the pod there, so that the node is not overfilled.
+        request: 32 hex characters; its beginning names the pod.
+        annotations: From `records.annotations`.
+    """
+    # The loader alone, which ends after a line: that needs neither a shell nor anything else of the image.
+    command = [str(PurePosixPath(config.injection.path) / LOADER), "--version"]
+    if config.injection.kind == "pip":
+        command = ["python3", "--version"]
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "activeDeadlineSeconds": math.ceil(config.start_timeout_s),
+        "terminationGracePeriodSeconds": 0,
+        "affinity": _on_node(node),
+        "securityContext": _pod_security(config),
+        "containers": [_fetcher(config, name, image, command) for name, image in images.items()],
+        "volumes": [one for one in _volumes(SandboxSpec(), config) if one["name"] == "tools"],
+    }
+    if config.injection.kind == "init_copy":
+        spec["initContainers"] = [_copier(SandboxSpec(), config) | {"resources": _FETCHER_RESOURCES}]
+    if config.runtime_class is not None:
+        spec["runtimeClassName"] = config.runtime_class
+    if config.tolerations:
+        spec["tolerations"] = list(config.tolerations)
+    if config.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in config.image_pull_secrets]
+    labels = {
+        records.MANAGED_BY: "sandbox-k8s",
+        records.RUN: config.run,
+        records.SANDBOX: request[:16],
+        records.PREFETCH: "true",
+        records.NETWORK: "closed",
+    }
+    metadata = {"name": f"{pod_name(request[:16])}-prefetch", "namespace": config.namespace}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, "labels": labels, "annotations": annotations},
+        "spec": spec,
+    }
+
+
+def _on_node(name: str) -> dict[str, Any]:
+    """Affinity to one node, as DaemonSets have it."""
+    field = {"key": "metadata.name", "operator": "In", "values": [name]}
+    terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def _fetcher(config: KubernetesConfig, name: str, image: str, command: list[str]) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": name,
+        "image": image,
+        "command": command,
+        "resources": _FETCHER_RESOURCES,
+        "securityContext": {**_NONE_ALLOWED, "readOnlyRootFilesystem": True},
+        "volumeMounts": [one for one in _mounts(SandboxSpec(), config) if one["name"] == "tools"],
+    }
+    if config.image_pull_policy is not None:
+        container["imagePullPolicy"] = config.image_pull_policy
+    return container
+
+
+def image_of(spec: SandboxSpec, config: KubernetesConfig) -> str:
+    """The sandbox's image.
+
+    Raises:
+        ConfigError: Neither names one.
+    """
+    image = spec.image or config.image
+    if image is None:
+        raise ConfigError("SandboxSpec.image is missing, and KubernetesConfig.image gives no default")
+    return image
 
 
 def workdir_of(spec: SandboxSpec) -> str:
@@ -82,7 +182,7 @@ def _pod_spec(
         "containers": [_container(spec, config, image, sandbox_id, token_hash)],
         "volumes": _volumes(spec, config),
     }
-    if config.injection.kind == "init_copy":
+    if config.injection.kind in _COPIED:
         pod["initContainers"] = [_copier(spec, config)]
     if config.runtime_class is not None:
         pod["runtimeClassName"] = config.runtime_class
@@ -110,6 +210,7 @@ def _container(
             lease_s=spec.lease_s,
             sandbox_id=sandbox_id,
             env=spec.env,
+            pip=config.injection.kind == "pip",
         ),
         "workingDir": workdir_of(spec),
         "env": container_environment(spec.env),
@@ -134,16 +235,23 @@ def _copier(spec: SandboxSpec, config: KubernetesConfig) -> dict[str, Any]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": "tools", "mountPath": _TOOLS_TARGET}],
     }
+    if config.injection.kind == "pip":
+        container["image"] = image_of(spec, config)
+        container["command"] = pip_install_command(_TOOLS_TARGET, config.injection.requirement)
+        container["env"] = [{"name": "TMPDIR", "value": _TOOLS_TARGET}]  # all that pip may write to
     if config.image_pull_policy is not None:
         container["imagePullPolicy"] = config.image_pull_policy
     return container
 
 
 def _resources(spec: SandboxSpec, config: KubernetesConfig) -> dict[str, Any]:
+    disk = spec.disk_bytes or config.disk_bytes
+    if config.injection.kind in _COPIED:
+        disk += _COPIED_BYTES  # the copy counts as the pod's own, and is no work of the sandbox
     amounts = {
         "cpu": f"{round((spec.cpu or config.cpu) * 1000)}m",
         "memory": str(spec.memory_bytes or config.memory_bytes),
-        "ephemeral-storage": str(spec.disk_bytes or config.disk_bytes),
+        "ephemeral-storage": str(disk),
     }
     return {"requests": amounts, "limits": amounts}
 
@@ -166,8 +274,8 @@ def _volumes(spec: SandboxSpec, config: KubernetesConfig) -> list[dict[str, Any]
         if config.image_pull_policy is not None:
             image["pullPolicy"] = config.image_pull_policy
         volumes.append({"name": "tools", "image": image})
-    if config.injection.kind == "init_copy":
-        volumes.append({"name": "tools", "emptyDir": {"sizeLimit": "512Mi"}})
+    if config.injection.kind in _COPIED:
+        volumes.append({"name": "tools", "emptyDir": {"sizeLimit": str(_COPIED_BYTES)}})
     return volumes
 
 

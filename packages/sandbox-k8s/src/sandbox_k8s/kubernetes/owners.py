@@ -1,12 +1,12 @@
 """Who owns a pod's sandbox: epochs won by conditional changes of annotations, and what only owners may do."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
 
 from sandbox_k8s.clock import Clock
-from sandbox_k8s.errors import FencedError, SandboxLostError, SandboxNotFoundError
+from sandbox_k8s.errors import ConfigError, FencedError, SandboxLostError, SandboxNotFoundError
 from sandbox_k8s.handle import PodPlace, SandboxHandle
 
 from . import records
@@ -27,6 +27,10 @@ class Owners:
 
     Every change names the version of the pod that it is about. The kubelet changes pods too, so a conflict
     alone means nothing: the pod is read again, and only another epoch there means another owner.
+
+    A higher epoch in the record is somebody who is on the way to the launcher, and may never get there. The
+    launcher alone says who the owner is: one that it still takes for the owner keeps the record alive under
+    the other's number, but never shortens it, and never deletes the pod.
     """
 
     def __init__(self, api: PodApi, watch: PodWatch, config: KubernetesConfig, clock: Clock) -> None:
@@ -48,7 +52,8 @@ class Owners:
         """A sandbox's pod as it is now.
 
         Raises:
-            SandboxNotFoundError: It is gone, was replaced, or has ended; with what is known of the reason.
+            SandboxNotFoundError: It is gone, was replaced or restarted, or has ended; with what is known of
+                the reason.
         """
         try:
             pod = await self._api.get(place.pod)
@@ -62,6 +67,11 @@ class Owners:
             raise SandboxNotFoundError(
                 f"sandbox {sandbox_id} has ended: {found.why}", evidence=found.evidence_text
             )
+        now = records.place_of(pod, place.cluster)
+        if now.restart_count > place.restart_count:
+            raise SandboxNotFoundError(
+                f"sandbox {sandbox_id}: its container was restarted, so its shells and processes are gone"
+            )
         return pod, held
 
     async def win(self, place: PodPlace, sandbox_id: str) -> tuple[dict[str, Any], PodRecord]:
@@ -69,16 +79,19 @@ class Owners:
 
         Raises:
             FencedError: Another worker was quicker.
-            SandboxNotFoundError: It has ended.
+            SandboxNotFoundError: It has ended, or never came up.
         """
         _, held = await self.read(place, sandbox_id)
+        if held.starting:
+            raise SandboxNotFoundError(f"sandbox {sandbox_id} is still being started by its first owner")
         epoch = held.handle.epoch + 1
         for _ in range(_TRIES):
             changes = {
                 records.EPOCH: str(epoch),
                 records.OWNER: self._clock.new_id(),
                 records.STATE: "running",
-                records.EXPIRES: str(self._later_ns()),
+                # Never sooner: if we do not get through to the launcher, it waits on for its next owner.
+                records.EXPIRES: str(max(held.expires_ns, self._later_ns(held.handle.lease_s))),
             }
             try:
                 won = await self._api.annotate(place.pod, changes, held.resource_version)
@@ -93,22 +106,64 @@ class Owners:
         """Push the time on after which a reaper may come, when a third of it is over.
 
         Raises:
-            FencedError: Another worker owns it.
+            FencedError: A later owner has detached it.
         """
         left_s = (self._expires_ns.get(handle.sandbox_id, 0) - self._clock.now_ns()) / 1e9
-        if left_s > self._config.record_s * _RENEW_BEFORE:
+        if left_s > records.lasts_s(self._config.record_s, handle.lease_s) * _RENEW_BEFORE:
             return
-        expires_ns = self._later_ns()
-        await self._change(handle, {records.EXPIRES: str(expires_ns)})
+        expires_ns = self._later_ns(handle.lease_s)
+
+        def later(held: PodRecord) -> dict[str, str]:
+            if held.state == "running":
+                return {records.EXPIRES: str(max(held.expires_ns, expires_ns))}
+            if held.handle.epoch > handle.epoch:
+                raise _fenced(handle, held.handle.epoch)
+            return {}  # this worker is just detaching it, and has said how long it waits
+
+        await self._change(handle, later)
         if handle.sandbox_id in self._expires_ns:
             self._expires_ns[handle.sandbox_id] = expires_ns
 
     async def leave(self, handle: SandboxHandle, expires_ns: int) -> None:
-        """Record that it waits for its next owner; another owner's record is left alone."""
-        try:
-            await self._change(handle, {records.STATE: "detached", records.EXPIRES: str(expires_ns)})
-        except FencedError:
-            return
+        """Record that it waits for its next owner; a later owner's record is only made to last as long."""
+
+        def waits(held: PodRecord) -> dict[str, str]:
+            if held.handle.epoch == handle.epoch:
+                return {records.STATE: "detached", records.EXPIRES: str(expires_ns)}
+            if held.state == "running" and held.expires_ns < expires_ns:
+                return {records.EXPIRES: str(expires_ns)}
+            return {}
+
+        await self._change(handle, waits)
+
+    async def undo(self, name: str, request: str, known: dict[str, Any] | None) -> None:
+        """Delete the pod that a create of ours made, if it did, unless somebody has taken it over by now.
+
+        Args:
+            name: Of the pod.
+            request: The value of `records.REQUEST` that was created.
+            known: The pod as it was seen last, which saves a request.
+
+        Raises:
+            ClusterError: It is still there.
+        """
+        tries = 0
+        while True:
+            pod = known or await self._api.find(name)
+            known = None
+            said = {} if pod is None else records.annotations_of(pod)
+            if pod is None or said.get(records.REQUEST) != request or said.get(records.OWNER) != request:
+                return
+            metadata = pod["metadata"]
+            try:
+                await self._api.delete(
+                    name, uid=metadata["uid"], resource_version=metadata["resourceVersion"]
+                )
+                return
+            except ConflictError:
+                tries += 1
+                if tries == _TRIES:
+                    raise
 
     async def delete(self, handle: SandboxHandle) -> None:
         """Delete a sandbox's pod and wait until it is gone.
@@ -141,10 +196,14 @@ class Owners:
                 f"pod {name} is being deleted, but its node did not confirm its end within {_GONE_S:.0f} s"
             )
 
-    async def _change(self, handle: SandboxHandle, changes: Mapping[str, str]) -> None:
+    async def _change(self, handle: SandboxHandle, decide: Callable[[PodRecord], Mapping[str, str]]) -> None:
+        """Change the record as ``decide`` says of the newest one; nothing is done to a pod that is gone."""
         for _ in range(_TRIES):
-            pod = await self._owned(handle)
+            pod = await self._find(handle)
             if pod is None:
+                return
+            changes = decide(records.read_record(pod, self._config.cluster))
+            if not changes:
                 return
             try:
                 await self._api.annotate(pod["metadata"]["name"], changes, pod["metadata"]["resourceVersion"])
@@ -156,25 +215,33 @@ class Owners:
         raise SandboxLostError(f"pod {pod_name(handle.sandbox_id)} changes faster than it can be changed")
 
     async def _owned(self, handle: SandboxHandle) -> dict[str, Any] | None:
-        """The pod now, when the caller owns it; None when it is gone.
+        """The pod now, when nobody else claims it; None when it is gone.
 
         Raises:
-            FencedError: Another worker owns it.
+            FencedError: Another worker owns it, or is about to.
         """
+        pod = await self._find(handle)
+        if pod is None:
+            return None
+        try:
+            epoch = records.read_record(pod, self._config.cluster).handle.epoch
+        except ConfigError:
+            return pod  # somebody spoiled its record; it is still the very pod that this client made or took
+        if epoch != handle.epoch:
+            raise _fenced(handle, epoch)
+        return pod
+
+    async def _find(self, handle: SandboxHandle) -> dict[str, Any] | None:
+        """The pod now; None when it is gone."""
         pod = await self._api.find(pod_name(handle.sandbox_id))
         uid = handle.place.uid if isinstance(handle.place, PodPlace) else ""
-        if pod is None or pod["metadata"]["uid"] != uid:
-            return None
-        epoch = int(records.annotations_of(pod)[records.EPOCH])
-        if epoch != handle.epoch:
-            raise FencedError(f"sandbox {handle.sandbox_id} belongs to epoch {epoch}, you are {handle.epoch}")
-        return pod
+        return None if pod is None or pod["metadata"]["uid"] != uid else pod
 
     def _known(self, handle: SandboxHandle) -> dict[str, Any] | None:
         """What the watch knows, if it is of this epoch: asking mostly tells no more."""
         followed = self._watch.find(pod_name(handle.sandbox_id))
         pod = None if followed is None or followed.gone else followed.pod
-        if pod is None or records.annotations_of(pod)[records.EPOCH] != str(handle.epoch):
+        if pod is None or records.annotations_of(pod).get(records.EPOCH) != str(handle.epoch):
             return None
         return pod
 
@@ -183,5 +250,9 @@ class Owners:
         while not followed.gone:
             await followed.changed.wait()
 
-    def _later_ns(self) -> int:
-        return self._clock.now_ns() + int(self._config.record_s * 1e9)
+    def _later_ns(self, lease_s: float) -> int:
+        return self._clock.now_ns() + int(records.lasts_s(self._config.record_s, lease_s) * 1e9)
+
+
+def _fenced(handle: SandboxHandle, epoch: int) -> FencedError:
+    return FencedError(f"sandbox {handle.sandbox_id} belongs to epoch {epoch}, you are {handle.epoch}")

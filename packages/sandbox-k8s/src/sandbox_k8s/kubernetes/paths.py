@@ -7,13 +7,13 @@ from typing import Any
 import aiohttp
 import anyio
 
-from sandbox_k8s.errors import AccessError, SandboxLostError
+from sandbox_k8s.errors import AccessError, ClusterError, SandboxLostError
 from sandbox_k8s.stats import ClientStats
-from sandbox_k8s.transport import AddressRoute, LauncherClient, Route, UnixRoute
+from sandbox_k8s.transport import AddressRoute, LauncherClient, Route
 
 from .access import ApiAccess
 from .config import DataPath, KubernetesConfig
-from .forward import PortForwards
+from .forward import ForwardRoute, PortForwards
 
 _log = logging.getLogger("sandbox_k8s")
 _ORDER: tuple[DataPath, ...] = ("pod_ip", "api_proxy", "port_forward")
@@ -61,7 +61,8 @@ class DataPaths:
 
         Raises:
             SandboxLostError: It does not answer, or not on the way that works for others.
-            AccessError: Its key is another one, or the API server keeps the way closed.
+            AccessError: Its key is another one.
+            ClusterError: The API server keeps the way closed that this client is to take.
         """
         if self.chosen is None:
             async with self._choosing:
@@ -73,11 +74,13 @@ class DataPaths:
         self, pod: Mapping[str, Any], client: Callable[[Route], LauncherClient]
     ) -> LauncherClient:
         refused: list[str] = []
+        unknown: AccessError | None = None
         for path in _ORDER:
             try:
                 launcher = await self._try(path, pod, client, _TRY_S)
-            except (SandboxLostError, AccessError) as problem:
+            except (SandboxLostError, AccessError, ClusterError) as problem:
                 refused.append(f"{path}: {problem}")
+                unknown = problem if isinstance(problem, AccessError) else unknown
                 continue
             self.chosen = path
             _log.log(
@@ -87,6 +90,8 @@ class DataPaths:
                 "".join(f"\n{one}" for one in refused),
             )
             return launcher
+        if unknown is not None:
+            raise unknown  # a launcher is there, and the key is not its own
         raise SandboxLostError(
             f"pod {pod['metadata']['name']} runs and no way leads to its launcher",
             evidence="\n".join(refused),
@@ -115,7 +120,7 @@ class DataPaths:
             return AddressRoute(pod["status"]["podIP"], self._config.port)
         if path == "api_proxy":
             return ProxyRoute(self._access, self._config.namespace, name, self._config.port)
-        return UnixRoute(await self._forwards.socket_of(name, self._config.port))
+        return ForwardRoute(await self._forwards.socket_of(name, self._config.port), self._forwards, name)
 
     def _count(self, path: DataPath) -> None:
         if path == "pod_ip":

@@ -13,6 +13,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 RUN, SANDBOX, NETWORK = f"{PREFIX}run", f"{PREFIX}sandbox", f"{PREFIX}network"
 REQUEST, OWNER, RECORD = f"{PREFIX}request", f"{PREFIX}owner", f"{PREFIX}record"
 EPOCH, STATE, EXPIRES = f"{PREFIX}epoch", f"{PREFIX}state", f"{PREFIX}expires-ns"
+PREFETCH = f"{PREFIX}prefetch"
 CONTAINER = "sandbox"
 
 
@@ -46,9 +47,17 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     starting: bool
 
 
-def selector(run: str) -> str:
-    """The label selector of a run's pods."""
-    return f"{MANAGED_BY}=sandbox-k8s,{RUN}={run}"
+def selector(run: str | None) -> str:
+    """The label selector of a run's pods; None is every run."""
+    return f"{MANAGED_BY}=sandbox-k8s,{RUN}" + ("" if run is None else f"={run}")
+
+
+def lasts_s(record_s: float, lease_s: float) -> float:
+    """How far ahead of now a record says that its sandbox is alive.
+
+    Heartbeats come three times per lease, so one that is long needs more than ``KubernetesConfig.record_s``.
+    """
+    return max(record_s, 2 * lease_s)
 
 
 def annotations(record: Record, *, request: str, epoch: int, expires_ns: int) -> dict[str, str]:
@@ -97,6 +106,11 @@ def read_record(pod: Mapping[str, Any], cluster: str) -> PodRecord:
         ended=has_ended(pod),
         starting=status.get("phase") == "Pending",
     )
+
+
+def is_sandbox(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod of a run is a sandbox; the others bring images to nodes."""
+    return PREFETCH not in (pod["metadata"].get("labels") or {})
 
 
 def annotations_of(pod: Mapping[str, Any]) -> dict[str, str]:

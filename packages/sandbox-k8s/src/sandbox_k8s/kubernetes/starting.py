@@ -1,5 +1,7 @@
 """What a followed pod means for those who wait for it: it is ready, it never will be, it is lost."""
 
+from collections.abc import Callable
+
 import anyio
 
 from sandbox_k8s.errors import SandboxStartError
@@ -12,16 +14,26 @@ from .watch import FollowedPod
 _REPORT_S = 3.0
 
 
-async def until_ready(followed: FollowedPod, config: KubernetesConfig) -> None:
+async def until_ready(
+    followed: FollowedPod, config: KubernetesConfig, suffers: Callable[[Diagnosis], None]
+) -> None:
     """Return when the pod is ready.
+
+    Args:
+        followed: The pod.
+        config: How long to wait.
+        suffers: Told when the pod begins to fail, though it may come up yet.
 
     Raises:
         SandboxStartError: It never will be, or took too long; with the diagnosis.
+        ClusterError: Nobody will know, since this client may not watch pods.
     """
     deadline_s = anyio.current_time() + config.start_timeout_s
     give_up_s = deadline_s
     while True:
         changed = followed.changed
+        if followed.refused is not None:
+            raise followed.refused
         found = _look(followed)
         if found.state == "ready":
             return
@@ -30,6 +42,7 @@ async def until_ready(followed: FollowedPod, config: KubernetesConfig) -> None:
         if found.state != "failing":
             give_up_s = deadline_s
         elif give_up_s == deadline_s:
+            suffers(found)
             give_up_s = min(deadline_s, anyio.current_time() + config.failing_timeout_s)
         with anyio.move_on_at(give_up_s) as waiting:
             await changed.wait()

@@ -3,7 +3,6 @@
 By aiohttp and not by the official client, whose reads are in threads that nothing can interrupt.
 """
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, cast
@@ -11,6 +10,7 @@ from typing import Any, Protocol, cast
 import aiohttp
 import anyio
 import anyio.lowlevel
+import msgspec
 
 from .access import ApiAccess
 from .api import refusal
@@ -19,6 +19,7 @@ _CONNECT_S = 5.0
 _SILENCE_S = 5.0
 _LONGEST_LINE = 8 << 20
 _CLOSE_S = 0.5
+_FORBIDDEN = 403
 
 
 class WebSocket(Protocol):
@@ -76,7 +77,7 @@ class ApiStreams:
                 transport = None if response.connection is None else response.connection.transport
                 try:
                     async for line in _lines(response.content):
-                        yield json.loads(line)
+                        yield msgspec.json.decode(line)
                 except (aiohttp.ClientError, TimeoutError, ConnectionError):
                     return
                 finally:
@@ -100,7 +101,10 @@ class ApiStreams:
                 path, protocols=[protocol], max_msg_size=0, **self._access.options()
             )
         except aiohttp.WSServerHandshakeError as problem:
-            raise refusal(f"connecting to {path}", problem.status, problem.message) from problem
+            # The body, which says more, is lost; a subresource may take two verbs, get and create.
+            said = f"{problem.message}: the verbs get or create are missing, or an admission refused"
+            body = said if problem.status == _FORBIDDEN else problem.message
+            raise refusal(f"connecting to {path}", problem.status, body) from problem
         except (aiohttp.ClientError, TimeoutError, OSError) as problem:
             raise refusal(f"connecting to {path}", 0, f"{type(problem).__name__}: {problem}") from problem
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 
 from sandbox_k8s.errors import ClusterError
 from sandbox_k8s.stats import ClientStats
@@ -22,54 +23,78 @@ _MOST_EVENTS = 64
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _GONE = 410
+_REFUSED = (401, 403)
 _TOO_SHORT_S = 0.5
 
 
 class FollowedPod:
     """The newest that is known of one pod.
 
+    It is kept as bytes: a thousand pods as dicts are objects by the hundred thousand, and each full garbage
+    collection then stops the event loop for a tenth of a second.
+
     Attributes:
-        pod: JSON of the pod; None before it was created or seen.
         gone: The API server has no such pod any more; ``pod`` is its last state.
+        refused: Why nothing will be seen of it: this client may not list or watch pods. None once it was
+            seen after all.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.pod: dict[str, Any] | None = None
         self.gone = False
-        self._events: dict[str, dict[str, Any]] = {}
-        self._changed = anyio.Event()
+        self.refused: ClusterError | None = None
+        self._pod: bytes | None = None
+        self._events: dict[str, bytes] = {}
+        self._changed: anyio.Event | None = None
+
+    @property
+    def pod(self) -> dict[str, Any] | None:
+        """JSON of the pod, read anew each time; None before it was created or seen."""
+        return None if self._pod is None else msgspec.json.decode(self._pod)
+
+    @property
+    def seen(self) -> bool:
+        """Whether the pod was created or seen."""
+        return self._pod is not None
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """Events about pods of this name, the oldest first."""
-        return list(self._events.values())
+        return [msgspec.json.decode(event) for event in self._events.values()]
 
     @property
     def changed(self) -> anyio.Event:
         """Set at the next change. Get it before looking, so that no change is missed."""
+        if self._changed is None:
+            self._changed = anyio.Event()
         return self._changed
 
     def created(self, pod: dict[str, Any]) -> None:
         """Take the answer of a create or a GET, unless the watch was quicker and knows more."""
-        if self.pod is None:
+        if not self.seen:
             self.see(pod)
 
     def see(self, pod: dict[str, Any], *, gone: bool = False) -> None:
         """Take a newer state."""
-        self.pod, self.gone = pod, gone
+        self._pod, self.gone, self.refused = msgspec.json.encode(pod), gone, None
+        self._tell()
+
+    def refuse(self, problem: ClusterError) -> None:
+        """Wake those up who wait for what will not come."""
+        self.refused = problem
         self._tell()
 
     def hear(self, event: dict[str, Any]) -> None:
         """Take an event; its repetitions replace it, the oldest make room."""
-        self._events[event["metadata"]["uid"]] = event
+        self._events[event["metadata"]["uid"]] = msgspec.json.encode(event)
         if len(self._events) > _MOST_EVENTS:
             del self._events[next(iter(self._events))]
         self._tell()
 
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
 
 class PodWatch:
@@ -136,6 +161,9 @@ class PodWatch:
                     version = ""
                     continue
                 self._stats.watch_failures += 1
+                if kind == "pods" and problem.code in _REFUSED:
+                    for followed in self._followed.values():
+                        followed.refuse(problem)
                 if pause_s == _FIRST_PAUSE_S:
                     _log.warning("%s; trying again until it works", problem)
                 await anyio.sleep(pause_s)
@@ -164,7 +192,7 @@ class PodWatch:
 
     async def _list_pods(self, tasks: anyio.abc.TaskGroup) -> str:
         # Those that are missing below must have been there before the list was asked for.
-        before = [one for one in self._followed.values() if one.pod is not None and not one.gone]
+        before = [one for one in self._followed.values() if one.seen and not one.gone]
         listing = await self._api.list(self._selector)
         there = {pod["metadata"]["name"]: pod for pod in listing.items}
         for name, pod in there.items():

@@ -167,6 +167,7 @@ def remove_tree(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
+    path.chmod(0o700)  # or the walk ends before it begins
     for folder, folders, _ in os.walk(path):
         for name in [".", *folders]:
             entry = Path(folder) / name

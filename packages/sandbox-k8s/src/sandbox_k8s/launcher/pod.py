@@ -8,7 +8,8 @@
 ``--listen``        ``HOST:PORT``, ``[::]:PORT`` for IPv6; port 0 takes a free one
 ``--state``         a folder that this user can write to; all that the launcher ever writes is here
 ``--token-hash``    hex SHA-256 of the token; the token itself is never told to the launcher
-``--lease``         seconds from the start, and from each request, until the launcher ends by itself
+``--lease``         seconds from the start, and from each request of the owner (of anybody before there is
+                    one), until the launcher ends by itself
 ``--sandbox-id``    what ``SANDBOX_ID`` shows to commands
 ``--workdir``       where commands start; the image's working directory when it is left out
 ``--env``           ``NAME=VALUE`` for commands alone, not for the loader of this process; repeatable
@@ -42,7 +43,8 @@ from pathlib import Path
 
 from . import orphans
 from .box import Box, BoxSettings
-from .lease import Lease
+from .clock import monotonic_s
+from .ownership import Ownership
 from .server import answer_on, survive
 
 _SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -138,6 +140,35 @@ def _listener(address: tuple[str, int]) -> socket.socket:
     return listener
 
 
+class _KeptEpoch:
+    """The last owner's epoch, for the next container of this pod: whoever was fenced stays fenced."""
+
+    def __init__(self, state: Path) -> None:
+        self._file = state / "epoch"
+
+    def read(self) -> int:
+        """0 when there was no container before."""
+        try:
+            return int(self._file.read_text())
+        except FileNotFoundError:
+            return 0
+        except ValueError as problem:
+            raise SystemExit(
+                f"launcher pod: {self._file} is spoiled, nobody can own this: {problem}"
+            ) from None
+
+    def write(self, epoch: int) -> None:
+        """Replace it, whole or not at all; a command that broke the folder must not keep owners out."""
+        aside = self._file.with_suffix(".new")
+        problem = ""
+        try:
+            aside.write_text(str(epoch))
+            aside.replace(self._file)
+        except OSError as failed:
+            problem = f"not kept for a restart: {failed}"
+        _say(event="owner", epoch=epoch, problem=problem)
+
+
 def _say(**event: object) -> None:
     print(json.dumps(event), flush=True)  # noqa: T201  (the pod's log)
 
@@ -200,12 +231,15 @@ def main(arguments: list[str]) -> int:
     orphans.hide_memory()
     orphans.adopt()
     listener = _listener(options.listen)
-    lease = Lease(options.lease, lambda left: None)
-    box = Box(BoxSettings(env, workdir, folder, options.memory_bytes), lease)
+    kept = _KeptEpoch(options.state)
+    box = Box(
+        BoxSettings(env, workdir, folder, options.memory_bytes),
+        Ownership(options.lease, monotonic_s(), epoch=kept.read()),
+        keep=kept.write,
+    )
 
     def wait_for_lease() -> None:
-        lease.wait_for_end()
-        end("the lease ran out")
+        end(box.wait_for_end())
 
     threading.Thread(target=wait_for_lease, name="lease", daemon=True).start()
     answer_on(listener, box, options.token_hash)

@@ -14,6 +14,7 @@ from .box import SessionExistsError, SessionMissingError
 from .execute import CommandRequest
 from .multipart import parse
 from .output import Capture
+from .ownership import FencedError, LeaseOverError, NotOwnerError
 from .replies import Reply
 from .shell import ShellBusyError, ShellClosedError, ShellRequest
 from .web import Call, Route
@@ -38,6 +39,11 @@ _NAMES: dict[type[Exception], str] = {
     ShellClosedError: "SessionNotInitializedError",
     ShellBusyError: "SwerexException",
 }
+_OWNERSHIP: dict[type[Exception], str] = {
+    FencedError: "fenced",
+    NotOwnerError: "not-owner",
+    LeaseOverError: "lease-over",
+}
 
 
 def failure(problem: Exception) -> Reply:
@@ -52,6 +58,8 @@ def failure(problem: Exception) -> Reply:
         class_path = f"builtins.{type(problem).__name__}"
     else:
         class_path, message = "swerex.exceptions.SwerexException", f"{type(problem).__name__}: {problem}"
+        if type(problem) in _OWNERSHIP:
+            extra = {"sandbox_error": _OWNERSHIP[type(problem)]}  # for a client that knows owners
     transfer = {"message": message, "class_path": class_path, "traceback": "", "extra_info": extra}
     return Reply.json({"swerexception": transfer}, status=511)
 
@@ -70,7 +78,7 @@ def create_session(call: Call) -> Reply:
     """Start a bash session."""
     wanted = call.json()
     timeout_s = max(float(wanted.get("startup_timeout", 1.0)), _SHORTEST_START_S)
-    with call.box.operation(None) as wake:
+    with call.box.operation("session", call.caller()) as wake:
         shell = call.box.create_session(wanted.get("session", "default"))
         outcome = shell.start_up(wake, wanted.get("startup_source", ()), timeout_s)
     if outcome.timed_out:
@@ -83,6 +91,7 @@ def run_in_session(call: Call) -> Reply:
     action = call.json()
     name = action.get("session", "default")
     if action.get("action_type") == "bash_interrupt":
+        call.box.check(call.epoch)
         call.box.session(name).interrupt()
         return Reply.json(_observation("", 0))
     if action.get("is_interactive_command") or action.get("is_interactive_quit") or action.get("expect"):
@@ -93,7 +102,7 @@ def run_in_session(call: Call) -> Reply:
     request = ShellRequest(
         command, timeout_s=action.get("timeout"), grace_s=_GRACE_S, output_limit=_OUTPUT_LIMIT, merge=True
     )
-    with call.box.operation(None) as wake:
+    with call.box.operation("session", call.caller(), busy_s=request.timeout_s or 0.0) as wake:
         outcome = call.box.run_in_session(name, request, wake, call.connection)
     output = text_of(outcome.stdout)
     if outcome.timed_out:
@@ -125,7 +134,7 @@ def _raise_nonzero(wanted: dict[str, Any], command: object, exit_code: int | Non
 
 
 def _check_syntax(command: str, call: Call) -> None:
-    with call.box.operation(None) as wake:
+    with call.box.operation("command", call.caller()) as wake:
         outcome = call.box.execute(
             CommandRequest(
                 [call.box.shell().program, "-n"],
@@ -147,6 +156,7 @@ def _check_syntax(command: str, call: Call) -> None:
 
 def close_session(call: Call) -> Reply:
     """End a session."""
+    call.box.check(call.epoch)
     call.box.close_session(call.json().get("session", "default"))
     return Reply.json({"session_type": "bash"})
 
@@ -168,7 +178,7 @@ def execute(call: Call) -> Reply:
         output_limit=_OUTPUT_LIMIT,
         merge=bool(wanted.get("merge_output_streams")),
     )
-    with call.box.operation(None) as wake:
+    with call.box.operation("command", call.caller(), busy_s=request.timeout_s or 0.0) as wake:
         outcome = call.box.execute(request, wake, call.connection)
     stdout, stderr = text_of(outcome.stdout), text_of(outcome.stderr)
     if outcome.timed_out:
@@ -185,6 +195,7 @@ def execute(call: Call) -> Reply:
 
 def read_file(call: Call) -> Reply:
     """A file as text."""
+    call.box.check(call.epoch)
     wanted = call.json()
     path = Path(call.box.settings.workdir) / wanted["path"]
     # newline="" keeps CRLF: editing compares what was read with what is there (langchain-ai/deepagents#2879)
@@ -198,14 +209,15 @@ def write_file(call: Call) -> Reply:
     """Write a file from text."""
     wanted = call.json()
     path = Path(call.box.settings.workdir) / wanted["path"]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    archive.write_atomically(path, [wanted["content"].encode("utf-8", "surrogateescape")], None)
+    with call.box.operation("write", call.caller()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        archive.write_atomically(path, [wanted["content"].encode("utf-8", "surrogateescape")], None)
     return Reply.json({})
 
 
 def upload(call: Call) -> Reply:
     """Receive a file, or a folder as a zip archive."""
-    with tempfile.TemporaryFile() as spool:
+    with call.box.operation("write", call.caller(sends=True)), tempfile.TemporaryFile() as spool:
         fields = parse(call.body, call.content_type, file_field="file", sink=spool)
         target = Path(call.box.settings.workdir) / fields["target_path"]
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -228,6 +240,7 @@ def _unzip(spool: IO[bytes], target: Path) -> None:
 
 def close(call: Call) -> Reply:
     """End all sessions; the launcher goes on."""
+    call.box.check(call.epoch)
     call.box.close_sessions()
     return Reply.json({})
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import archive, frames
-from .box import FencedError, SessionExistsError, SessionMissingError
+from . import archive, clean, frames
+from .box import SessionExistsError, SessionMissingError
+from .clock import monotonic_s
 from .execute import CommandRequest, Outcome
+from .ownership import FencedError, LeaseOverError, NotOwnerError
 from .replies import Reply
 from .shell import ShellBusyError, ShellClosedError, ShellRequest
 from .web import FRAMED, BadRequestError, Call, Route
@@ -27,7 +29,7 @@ def info(call: Call) -> Reply:
             "version": VERSION,
             "pid": os.getpid(),
             "epoch": box.epoch,
-            "lease_left_s": box.lease.left_s(),
+            "lease_left_s": box.left_s(),
             "shell": box.shell().program,
             "sessions": box.sessions(),
             "running": len(box.children.alive()),
@@ -41,12 +43,20 @@ def fence(call: Call) -> Reply:
 
 
 def lease(call: Call) -> Reply:
-    """Renew the lease, and change its length when the body gives one."""
-    call.box.check(call.epoch)
+    """The owner's heartbeat; changes the length of the lease when the body gives one."""
     wanted = call.json()
     if "lease_s" in wanted:
-        call.box.lease.change(None if wanted["lease_s"] is None else float(wanted["lease_s"]))
-    return Reply.json({"lease_left_s": call.box.lease.left_s(), "epoch": call.box.epoch})
+        length_s = wanted["lease_s"]
+        call.box.change_lease(call.epoch, None if length_s is None else float(length_s))
+    else:
+        call.box.renew(call.epoch)
+    return Reply.json({"lease_left_s": call.box.left_s(), "epoch": call.box.epoch})
+
+
+def log(call: Call) -> Reply:
+    """What was done for whom, above the line number in the query."""
+    after = int(call.query.get("after", "0"))
+    return Reply.json({"now_s": monotonic_s(), "entries": call.box.log(after)})
 
 
 def execute(call: Call) -> Reply:
@@ -64,7 +74,7 @@ def execute(call: Call) -> Reply:
         output_limit=head["output_limit"],
         merge=head["merge"],
     )
-    with box.operation(call.epoch) as wake:
+    with box.operation("command", call.caller(), busy_s=request.timeout_s or 0.0) as wake:
         try:
             return _outcome(box.execute(request, wake, call.connection))
         except OSError as problem:
@@ -104,7 +114,7 @@ def _outcome(outcome: Outcome) -> Reply:
 def create_session(call: Call) -> Reply:
     """Start a session and read the start-up files in it."""
     head = call.json()
-    with call.box.operation(call.epoch) as wake:
+    with call.box.operation("session", call.caller()) as wake:
         shell = call.box.create_session(
             head["name"], cwd=_folder(head.get("cwd") or call.box.settings.workdir), env=head.get("env")
         )
@@ -123,8 +133,29 @@ def run_in_session(call: Call) -> Reply:
     )
     if "\0" in request.command:
         raise BadRequestError("the command holds a NUL byte")
-    with call.box.operation(call.epoch) as wake:
+    with call.box.operation("session", call.caller(), busy_s=request.timeout_s or 0.0) as wake:
         return _outcome(call.box.run_in_session(head["name"], request, wake, call.connection))
+
+
+def mark(call: Call) -> Reply:
+    """Remember the state of now as the clean one."""
+    wanted = call.json()
+    box = call.box
+    with box.operation("command", call.caller()):
+        box.clean = clean.mark(
+            wanted.get("repo"), box.settings.env.get("HOME"), box.settings.pipes, box.settings.env
+        )
+        return Reply.json({"folders": len(box.clean.digests), "tracked": len(box.clean.tracked)})
+
+
+def reset(call: Call) -> Reply:
+    """End everything that runs, and bring the clean state back; says what still differs."""
+    box = call.box
+    if box.clean is None:
+        raise clean.CannotMarkError("no state of this launcher was marked as clean")
+    with box.operation("command", call.caller()):
+        box.close_sessions()
+        return Reply.json({"differences": clean.restore(box.clean, box.settings.env)})
 
 
 def interrupt_session(call: Call) -> Reply:
@@ -155,9 +186,11 @@ def get_file(call: Call) -> Iterable[bytes]:
 
 def put_file(call: Call) -> Reply:
     """Write a file, whole or not at all."""
-    call.box.check(call.epoch)
     mode = call.query.get("mode")
-    archive.write_atomically(_path(call), frames.decode(call.body), None if mode is None else int(mode, 8))
+    with call.box.operation("write", call.caller(sends=True)):
+        archive.write_atomically(
+            _path(call), frames.decode(call.body), None if mode is None else int(mode, 8)
+        )
     return Reply.json({})
 
 
@@ -171,8 +204,8 @@ def get_tree(call: Call) -> Iterable[bytes]:
 
 def put_tree(call: Call) -> Reply:
     """Unpack an archive."""
-    call.box.check(call.epoch)
-    archive.unpack_checked(frames.decode(call.body), _path(call))
+    with call.box.operation("write", call.caller(sends=True)):
+        archive.unpack_checked(frames.decode(call.body), _path(call))
     return Reply.json({})
 
 
@@ -180,7 +213,10 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "/sbx/info"): info,
     ("POST", "/sbx/fence"): fence,
     ("POST", "/sbx/lease"): lease,
+    ("GET", "/sbx/log"): log,
     ("POST", "/sbx/execute"): execute,
+    ("POST", "/sbx/mark"): mark,
+    ("POST", "/sbx/reset"): reset,
     ("POST", "/sbx/session/create"): create_session,
     ("POST", "/sbx/session/run"): run_in_session,
     ("POST", "/sbx/session/interrupt"): interrupt_session,
@@ -193,6 +229,9 @@ ROUTES: dict[tuple[str, str], Route] = {
 
 _CODES: dict[type[Exception], tuple[int, str]] = {
     FencedError: (409, "fenced"),
+    NotOwnerError: (409, "not-owner"),
+    LeaseOverError: (410, "lease-over"),
+    clean.CannotMarkError: (409, "not-clean"),
     SessionExistsError: (409, "session-exists"),
     SessionMissingError: (404, "session-missing"),
     ShellBusyError: (409, "session-busy"),

@@ -16,7 +16,8 @@ from typing import Any
 
 from . import rex, routes
 from .box import Box, BoxSettings
-from .lease import Lease
+from .clock import monotonic_s
+from .ownership import Ownership
 from .replies import Reply
 from .web import Server, Site
 
@@ -85,15 +86,16 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, survive)
     listener = socket.socket(fileno=options.listen_fd)
-    lease = Lease(settings["lease_s"], lambda left: channel.send({"lease_left_s": left}))
     box = Box(
-        BoxSettings(settings["env"], settings["workdir"], options.pipes, settings["memory_bytes"]), lease
+        BoxSettings(settings["env"], settings["workdir"], options.pipes, settings["memory_bytes"]),
+        Ownership(settings["lease_s"], monotonic_s()),
+        told=lambda left_s: channel.send({"lease_left_s": left_s}),
     )
     end = threading.Event()
     channel.watch(end)
 
     def wait_for_lease() -> None:
-        lease.wait_for_end()
+        print(box.wait_for_end(), flush=True)  # noqa: T201  (the sandbox's log)
         end.set()
 
     threading.Thread(target=wait_for_lease, name="lease", daemon=True).start()

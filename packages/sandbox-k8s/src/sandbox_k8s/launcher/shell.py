@@ -27,6 +27,8 @@ STARTUP = Path(__file__).with_name("startup.sh")
 _INTERRUPT_EVERY_S = 0.25
 _LINE_READ_WITHIN_S = 10.0
 _PROMPT_AFTER_KILL_S = 2.0
+_BUSY_S = 1.0
+_LOOK_EVERY_S = 0.02
 
 
 class ShellBusyError(Exception):
@@ -49,7 +51,7 @@ class ShellRequest:
 
 
 class Shell:
-    """One session. Commands run one at a time; a second one is refused, not queued."""
+    """One session. Commands run one at a time; a second one is refused after a second, not queued."""
 
     def __init__(
         self,
@@ -76,6 +78,8 @@ class Shell:
         self._pipes = pipes
         self._lock = Lock()
         self._wake: Wake | None = None
+        self._caller: socket.socket | None = None
+        self._starting_up = False
         self._turns = 0
         self._status = 0
 
@@ -87,20 +91,20 @@ class Shell:
     def run(self, request: ShellRequest, wake: Wake, connection: socket.socket | None) -> Outcome:
         """Run one command.
 
-        A time-out or a cancellation interrupts it. When even SIGKILL for everything it started does not bring
-        the shell back to its input, the session is ended and the outcome says so.
+        A time-out or a cancellation interrupts it; the next command waits for its end. When even SIGKILL for
+        everything it started does not bring the shell back to its input, the session is ended and the
+        outcome says so.
 
         Raises:
             ShellBusyError: A command is running.
             ShellClosedError: The shell has ended.
         """
-        if not self._lock.acquire(blocking=False):
-            raise ShellBusyError(f"session {self.name!r} is running another command")
+        self._wait_for_turn()
         try:
             if not self.alive:
                 raise ShellClosedError(f"the shell of session {self.name!r} has ended")
             self._turns += 1
-            self._wake = wake
+            self._wake, self._caller = wake, connection
             self._process.on_exit = wake.ring
             turn = _Turn(
                 self._process,
@@ -117,14 +121,38 @@ class Shell:
             return outcome
         finally:
             self._process.on_exit = None
-            self._wake = None
+            self._wake = self._caller = None
             self._lock.release()
+
+    def _wait_for_turn(self) -> None:
+        """Take the lock. Start-up files are waited for, and a command that ends since its caller went away.
+
+        The news of that may come a moment later than the next command: it is another connection.
+
+        Raises:
+            ShellBusyError: A command is running, and goes on.
+        """
+        give_up = monotonic_s() + _BUSY_S
+        ending = False
+        while not self._lock.acquire(timeout=_LOOK_EVERY_S):
+            wake, caller = self._wake, self._caller
+            if not ending and wake is not None and (wake.cancelled or (caller and peer_left(caller))):
+                ending = True
+                give_up += _LINE_READ_WITHIN_S + _PROMPT_AFTER_KILL_S
+            if self._starting_up:
+                give_up = monotonic_s() + _BUSY_S  # its caller was cancelled, or is just about to hear
+            if monotonic_s() >= give_up:
+                raise ShellBusyError(f"session {self.name!r} is running another command")
 
     def start_up(self, wake: Wake, sources: Sequence[str], timeout_s: float) -> Outcome:
         """Read the start-up files, then ``sources``; what they print is the outcome's output."""
         files = [str(STARTUP), *sources] if self._dialect.reads_startup else sources
         command = "; ".join(f". {shlex.quote(path)}" for path in files) or ":"
-        return self.run(ShellRequest(command, timeout_s=timeout_s, merge=True), wake, None)
+        self._starting_up = True
+        try:
+            return self.run(ShellRequest(command, timeout_s=timeout_s, merge=True), wake, None)
+        finally:
+            self._starting_up = False
 
     def interrupt(self) -> bool:
         """End the running command; False when there is none."""

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from .box import Box
+from .box import Box, Caller
 from .replies import Replies, Reply
 
 KEY_HEADER = "X-API-Key"
@@ -37,6 +37,7 @@ class Call:
     Attributes:
         epoch: The owner that the caller says it is; None for a client that knows no epochs.
         connection: To notice that the caller went away.
+        request_id: The caller's name for it; None when it has none.
     """
 
     box: Box
@@ -45,6 +46,11 @@ class Call:
     content_type: str
     epoch: int | None
     connection: socket.socket
+    request_id: str | None = None
+
+    def caller(self, *, sends: bool = False) -> Caller:
+        """Who asks; ``sends`` for a request whose body is read while it is carried out."""
+        return Caller(self.epoch, self.request_id, self.connection if sends else None)
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object.
@@ -220,9 +226,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length")
         chunked = self.headers.get("Transfer-Encoding", "").lower() == "chunked"
         body = Body(self.rfile, int(length) if length and length.isdigit() else None, chunked)
-        self.site.box.lease.renew()
+        epoch = self._epoch()
+        self.site.box.heard(epoch)
         try:
-            answer = self._route(route, address.query, body)
+            answer = self._route(route, address.query, body, epoch)
         except Exception as problem:
             answer = self.site.failure(address.path, problem)
         try:
@@ -233,22 +240,35 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(answer, Reply):
             self._send(answer)
         else:
-            self._stream(answer)
+            self._stream(answer, epoch)
 
-    def _route(self, route: Route, query: str, body: Body) -> Reply | Iterable[bytes]:
+    def _epoch(self) -> int | None:
         epoch = self.headers.get(EPOCH_HEADER, "")
+        return int(epoch) if epoch.isdigit() else None
+
+    def _route(self, route: Route, query: str, body: Body, epoch: int | None) -> Reply | Iterable[bytes]:
+        request_id = self.headers.get(REQUEST_ID_HEADER)
         call = Call(
             box=self.site.box,
             query=dict(parse_qsl(query, keep_blank_values=True)),
             body=body,
             content_type=self.headers.get("Content-Type", ""),
-            epoch=int(epoch) if epoch.isdigit() else None,
+            epoch=epoch,
             connection=self.connection,
+            request_id=request_id,
         )
-        request_id = self.headers.get(REQUEST_ID_HEADER)
         if request_id is None or self.command != "POST":
             return route(call)
-        return self.site.replies.once(request_id, lambda: route(call))
+        return self.site.replies.once(request_id, lambda: self._tried(route, call))
+
+    def _tried(self, route: Route, call: Call) -> Reply | Iterable[bytes]:
+        """A failure is an answer too: a command must not run again because the news of its end was lost."""
+        try:
+            return route(call)
+        except (BadRequestError, ConnectionError):
+            raise  # it was not understood, or did not come whole: nothing was begun
+        except Exception as problem:
+            return self.site.failure(urlsplit(self.path).path, problem)
 
     def _send(self, reply: Reply) -> None:
         self.send_response(reply.status)
@@ -259,12 +279,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(reply.body)
 
-    def _stream(self, chunks: Iterable[bytes]) -> None:
+    def _stream(self, chunks: Iterable[bytes], epoch: int | None) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for chunk in chunks:
             self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            self.site.box.lease.renew()
+            self.site.box.heard(epoch)
         self.wfile.write(b"0\r\n\r\n")

@@ -200,6 +200,10 @@ class FakeCluster:
         """Answer the next creates of pods with these, one each."""
         self._background.do(lambda: self._objects.refusals.extend(refusals))
 
+    def forbid(self, verb: str, resource: str) -> None:
+        """Refuse requests as RBAC does, for example ``("patch", "pods")`` or ``("create", "pods/proxy")``."""
+        self._background.do(lambda: self._server.rights.forbidden.add((verb, resource)))
+
     def skew_clock(self, seconds: float) -> None:
         """Set the cluster's clock off from this machine's; positive is ahead."""
         self._background.do(lambda: setattr(self._store, "skew_s", seconds))

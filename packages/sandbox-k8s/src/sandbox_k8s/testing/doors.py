@@ -6,11 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
-from . import execs, ports
+from . import execs, ports, states
 from .answers import RefusalError, bad_request
 from .kubelet import Kubelet
 from .paths import Path
-from .placed import process_of
+from .placed import launcher_of, process_of
 from .process_pod import ProcessPod
 from .server import Stream
 from .store import Object
@@ -78,9 +78,12 @@ class Doors:
         address = pod["status"].get("podIP")
         if address is None:
             raise bad_request("address not allowed")
-        if self._runner(pod) is None:
+        if self._runner(pod) is not None:
+            return await ports.proxy(request, address, path)
+        launcher = launcher_of(self._kubelet.runner(pod["metadata"]["uid"]))
+        if launcher is None or launcher.ended or not states.is_ready(pod):
             raise ports.unreachable(address, path.port)
-        return await ports.proxy(request, address, path)
+        return await launcher.answer(request, request.path.partition("/proxy")[2])
 
     def _reachable(self, pod: Object) -> ProcessPod | web.Response:
         if "nodeName" not in pod["spec"]:

@@ -132,6 +132,7 @@ class FaultProxy:
                 yield
             finally:
                 await self._http.close()
+                await asyncio.sleep(0)  # aborted transports close their sockets one turn of the loop later
 
     def _falls(self, fault: str, what: str) -> bool:
         """Draw: whether a fault hits this request or event."""
@@ -165,7 +166,13 @@ class FaultProxy:
         async with opening as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
             if _watches(request):
-                return await self._watch(request, answer, what, kept)
+                transport = None if answer.connection is None else answer.connection.transport
+                try:
+                    return await self._watch(request, answer, what, kept)
+                finally:
+                    # In the middle of an answer there is nobody to say goodbye to: TLS would wait for it.
+                    if transport is not None:
+                        transport.abort()
             body = await answer.read()
             if self._falls("lost_answer", what):
                 return _reset(request)

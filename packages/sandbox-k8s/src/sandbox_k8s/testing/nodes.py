@@ -125,10 +125,22 @@ def _selector(spec: Mapping[str, Any]) -> dict[str, str]:
     return spec.get("nodeSelector") or {}
 
 
+def _is_wanted(name: str, spec: Mapping[str, Any]) -> bool:
+    """Whether the required affinity to nodes by name, as that of DaemonSets, lets that one be."""
+    affinity: Any = spec.get("affinity", {}).get("nodeAffinity", {})
+    required: Any = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    fields: list[Any] = []
+    for term in required.get("nodeSelectorTerms", ()):
+        fields += term.get("matchFields", ())
+    return not fields or any(name in field["values"] for field in fields)
+
+
 def _objection(node: Object, spec: Mapping[str, Any]) -> str:
     """Why a node cannot take a pod: the name of a recorded cause; empty when it can."""
     labels = node["metadata"]["labels"]
     if any(labels.get(name) != value for name, value in _selector(spec).items()):
+        return "unschedulable-node-selector"
+    if not _is_wanted(node["metadata"]["name"], spec):
         return "unschedulable-node-selector"
     if node["spec"].get("unschedulable"):
         return "unschedulable-cordon"

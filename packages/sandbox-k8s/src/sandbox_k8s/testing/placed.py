@@ -6,6 +6,7 @@ from collections.abc import Callable
 from .courses import without_node
 from .kubelet import Kubelet, Runner
 from .process_pod import ProcessPod
+from .status_launcher import StatusLauncher
 from .status_pod import StatusPod
 from .store import Object
 
@@ -67,3 +68,9 @@ def process_of(runner: Runner | None) -> ProcessPod | None:
     """The pod with a process that this runs; None if it runs another kind, or none yet."""
     inner = runner.inner if isinstance(runner, Placed) else runner
     return inner if isinstance(inner, ProcessPod) else None
+
+
+def launcher_of(runner: Runner | None) -> StatusLauncher | None:
+    """What answers for a pod without a process; None when nothing does."""
+    inner = runner.inner if isinstance(runner, Placed) else runner
+    return inner.launcher if isinstance(inner, StatusPod) else None

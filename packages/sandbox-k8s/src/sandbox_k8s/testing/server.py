@@ -18,6 +18,7 @@ from .answers import (
 )
 from .lists import listed
 from .objects import Objects, Target
+from .rights import REVIEW_PATH, Rights, empty_list
 from .selectors import matcher
 from .store import RESOURCES, Object
 from .watches import watched
@@ -38,12 +39,14 @@ class ApiServer:
         token: What a client that shows one must show; one that shows none is let in, as kubectl shows none
             without TLS.
         requests: How many requests came, by method and what they named (``"GET pods"``, ``"WATCH pods"``).
+        rights: What is forbidden.
     """
 
     def __init__(self, objects: Objects, token: str, streams: Mapping[str, Stream]) -> None:
         self.token = token
         self.streams = streams
         self.requests: dict[str, int] = {}
+        self.rights = Rights()
         self._objects = objects
         self._store = objects.store
         self._connections: set[asyncio.Transport] = set()
@@ -75,10 +78,17 @@ class ApiServer:
             return web.json_response(found)
         if request.path in ("/healthz", "/livez", "/readyz"):
             return web.Response(text="ok")
+        if request.path == REVIEW_PATH and request.method == "POST":
+            body = await self._body(request, "SelfSubjectAccessReview")
+            return web.json_response(self.rights.review(body), status=201)
+        none = empty_list(request.path, self._store.version) if request.method == "GET" else None
+        if none is not None:
+            return web.json_response(none)
         if not request.path.startswith("/api/v1/"):
             return web.Response(status=404, text="404 page not found\n")
         path = paths.read(request.path.removeprefix("/api/v1/"))
         self._count(request, path.target)
+        self.rights.check(request.method, path.target, watches=_is_watch(request.query))
         if path.target.sub in self.streams:
             return await self.streams[path.target.sub](request, path, self._objects.get(path.target))
         if path.target.sub not in _SUBRESOURCES:

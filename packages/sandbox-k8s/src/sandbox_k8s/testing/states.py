@@ -27,6 +27,12 @@ def condition(kind: str, true: bool, now: str, reason: str = "", message: str = 
     return made
 
 
+def is_ready(pod: Object) -> bool:
+    """Whether the pod's containers take requests."""
+    conditions: list[Object] = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
 def _conditions(
     pod: Object, now: str, *, sandbox: bool, ready: bool, reason: str, message: str = ""
 ) -> list[Object]:

@@ -5,6 +5,7 @@ import asyncio
 from . import deletion, states
 from .courses import Course, Step, Teller, is_without_node
 from .kubelet import Kubelet, now_of
+from .status_launcher import StatusLauncher
 from .store import Object
 
 _SIGKILL = 137
@@ -18,6 +19,10 @@ class StatusPod:
     Args:
         course: What happens to the pod.
         address: What it shows as its address.
+
+    Attributes:
+        launcher: Answers through the pod proxy; None before the pod was ready, and when its command starts no
+            launcher.
     """
 
     def __init__(self, kubelet: Kubelet, pod: Object, course: Course, address: str) -> None:
@@ -27,6 +32,7 @@ class StatusPod:
         self._address = address
         self._ending = asyncio.Event()
         self._told_deletion = False
+        self.launcher: StatusLauncher | None = None
 
     def end(self) -> None:
         """Somebody asked for its deletion."""
@@ -86,6 +92,8 @@ class StatusPod:
         found = kubelet.current(self._pod)
         if "status" in step and found is not None:
             found = kubelet.report(found, _over(found["status"], teller.status(step)))
+            if self.launcher is None and found is not None and states.is_ready(found):
+                self.launcher = StatusLauncher.of(found)
         if "deletion" in step and found is not None:
             self._told_deletion = True
             deletion.begin(kubelet.store, "pods", found, None)

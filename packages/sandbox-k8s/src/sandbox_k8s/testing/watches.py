@@ -33,6 +33,7 @@ async def watched(
     lasts_s = float(query.get("timeoutSeconds") or _LONGEST_S)
     ends_s = loop.time() + lasts_s
     bookmarks = _bookmark_times(ends_s, lasts_s) if _is_true(query.get("allowWatchBookmarks", "")) else []
+    moved = wanted is not None and any(one.plural == plural for one in store.changes_since(wanted))
     with _changes_of(store) as queue:
         for line in _first(store, plural, namespace, query, selected, wanted):
             yield line
@@ -42,9 +43,10 @@ async def watched(
                 async with asyncio.timeout_at(until_s):
                     change = await queue.get()
             except TimeoutError:
-                if until_s < ends_s:
+                if until_s < ends_s and moved:
                     yield _bookmark(store, plural)
                 continue
+            moved = moved or change.plural == plural
             if wanted is not None and change.version <= wanted:
                 continue  # a version from the future: silence until it is reached
             line = _shown(change, plural, namespace, selected)

@@ -14,6 +14,7 @@ from .pod import (
     install_command,
     launcher_command,
     node_requirements,
+    pip_install_command,
 )
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "install_command",
     "launcher_command",
     "node_requirements",
+    "pip_install_command",
     "read_record",
     "write_archive",
 ]

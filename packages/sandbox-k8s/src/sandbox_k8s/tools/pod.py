@@ -1,6 +1,7 @@
 """What a pod's specification needs to say so that a tree runs in it."""
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -61,6 +62,25 @@ def install_command(target: PurePosixPath | str) -> list[str]:
     return [*tree_command(layout.IMAGE_TREE), "install", str(target)]
 
 
+def pip_install_command(target: PurePosixPath | str, requirement: str | None) -> list[str]:
+    """The command of an init container that installs the launcher to ``target`` with the image's own pip.
+
+    Args:
+        target: An empty folder.
+        requirement: What is installed; None is sandbox-k8s of this version. What it depends on is left out:
+            the launcher needs nothing of it.
+    """
+    pip = ["python3", "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    wanted = requirement or f"sandbox-k8s=={version('sandbox-k8s')}"
+    return [*pip, "--no-cache-dir", "--no-deps", "--target", str(target), wanted]
+
+
+def pip_command(mount: PurePosixPath | str) -> list[str]:
+    """Like `tree_command`, for what `pip_install_command` installed."""
+    launcher = PurePosixPath(mount) / "sandbox_k8s" / layout.LAUNCHER
+    return ["python3", "-I", "-S", "-B", "-X", "utf8", str(launcher)]
+
+
 def launcher_command(
     mount: PurePosixPath | str,
     *,
@@ -72,6 +92,7 @@ def launcher_command(
     env: Mapping[str, str] = {},
     workdir: PurePosixPath | str | None = None,
     memory_bytes: int | None = None,
+    pip: bool = False,
 ) -> list[str]:
     """The command of a sandbox's main container; it needs no shell.
 
@@ -85,6 +106,7 @@ def launcher_command(
         workdir: Where commands start; None for the image's working directory.
         memory_bytes: Address space of each process of a command; None for no limit.
         sandbox_id: What SANDBOX_ID shows to commands.
+        pip: What is mounted was installed by `pip_install_command` and is no tree.
     """
     words = ["pod", "--listen", listen, "--state", str(state), "--token-hash", token_hash]
     words += ["--lease", f"{lease_s:g}", "--sandbox-id", sandbox_id]
@@ -95,4 +117,4 @@ def launcher_command(
         words += ["--workdir", str(workdir)]
     if memory_bytes is not None:
         words += ["--memory-bytes", str(memory_bytes)]
-    return [*tree_command(mount), *words]
+    return [*(pip_command(mount) if pip else tree_command(mount)), *words]

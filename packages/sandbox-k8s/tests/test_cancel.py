@@ -1,0 +1,244 @@
+"""Every call, cancelled at each of its awaits in turn: nothing is left behind, and the client works on."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+from sandbox_k8s import ClientConfig, Injection, KubernetesConfig, LocalConfig, Sandbox, SandboxClient
+from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, why_no_process_pods
+
+pytestmark = pytest.mark.anyio
+Call = Callable[[], Coroutine[Any, Any, object]]
+
+
+class CancelledAt:
+    """An awaitable that has ``cancel`` called when ``work`` suspends for the nth time."""
+
+    def __init__(self, work: Coroutine[Any, Any, object], number: int, cancel: Callable[[], object]) -> None:
+        self.reached = False
+        self._work = work
+        self._number = number
+        self._cancel = cancel
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        inner = self._work.__await__()
+        step: Callable[[], Any] = lambda: inner.send(None)  # noqa: E731
+        count = 0
+        while True:
+            try:
+                waits_for = step()
+            except StopIteration as done:
+                return done.value
+            if count == self._number:
+                self.reached = True
+                self._cancel()
+            count += 1
+            try:
+                value = yield waits_for
+            except BaseException as problem:
+                step = lambda problem=problem: inner.throw(problem)  # noqa: E731
+            else:
+                step = lambda value=value: inner.send(value)  # noqa: E731
+
+
+async def cancelled_at(number: int, kind: str, make: Call) -> bool:
+    """Cancel a call at its nth await, as anyio or as asyncio cancels; False when it has fewer of them."""
+    if kind == "scope":
+        with anyio.CancelScope() as scope:
+            call = CancelledAt(make(), number, scope.cancel)
+            await call
+        return call.reached
+
+    async def run() -> None:
+        await call
+
+    task: asyncio.Task[None] | None = None
+    call = CancelledAt(make(), number, lambda: task and task.cancel())
+    task = asyncio.create_task(run())
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
+    return call.reached
+
+
+def points(every: bool) -> Iterator[int]:
+    """The awaits at which calls are cancelled: each of them, or ever fewer."""
+    number = 0
+    while True:
+        yield number
+        number += 1 if every else 1 + number
+
+
+class How(NamedTuple):
+    """How calls are cancelled: as anyio or as asyncio does it, at every await or at some."""
+
+    kind: str
+    every: bool
+
+
+def cases(*quick: str) -> pytest.MarkDecorator:
+    """Every place and every way; by default only ``quick`` places, and some awaits."""
+    few = How("scope", every=False)
+    found = [pytest.param(where, few, id=f"{where}-some") for where in quick]
+    for where in ("process", "fake"):
+        for kind in ("scope", "task"):
+            name = f"{where}-{kind}-every"
+            found.append(pytest.param(where, How(kind, every=True), marks=pytest.mark.slow, id=name))
+    return pytest.mark.parametrize(("where", "how"), found)
+
+
+@pytest.fixture
+def config(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClientConfig]:
+    if where == "process":
+        root = request.getfixturevalue("root")  # which looks for folders and processes in the end
+        yield LocalConfig(root=root, isolation="process", grace_s=0.1)
+        return
+    if why_no_process_pods():
+        pytest.skip(why_no_process_pods())
+    pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
+    with FakeCluster(FakeClusterConfig(pods="process", speed=50)) as cluster:
+        yield KubernetesConfig(
+            injection=Injection(kind="image_volume", image="example.com/tools:1"),
+            kubeconfig=cluster.kubeconfig,
+            run_key_file=tmp_path / "run.key",
+            image="example.com/any:1",
+            data_path="pod_ip",
+            grace_s=0.1,
+        )
+        left = [pod for pod in cluster.pods() if "deletionTimestamp" not in pod["metadata"]]
+        assert left == []
+
+
+def descriptors() -> list[str]:
+    """Sockets and pipes of this process."""
+    found: list[str] = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except FileNotFoundError:
+            continue  # the one of this very listing
+    return [one for one in found if one.startswith(("socket:", "pipe:"))]
+
+
+@asynccontextmanager
+async def checked_client(config: ClientConfig) -> AsyncIterator[SandboxClient]:
+    """A client that leaves no descriptor open."""
+    before = len(descriptors())
+    make = SandboxClient.kubernetes if isinstance(config, KubernetesConfig) else SandboxClient.local
+    async with make(config) as client:
+        yield client
+    # The fake cluster is in this process: its sockets, and those of pods that are ending, go a little later.
+    with anyio.move_on_after(20):
+        while len(descriptors()) > before:  # noqa: ASYNC110  (the system has no event for this)
+            await anyio.sleep(0.01)
+    assert len(descriptors()) <= before
+
+
+async def alive(client: SandboxClient) -> list[str]:
+    return [found.state for found in await client.list() if found.state != "dead"]
+
+
+@cases("process", "fake")
+async def test_start(config: ClientConfig, how: How) -> None:
+    async with checked_client(config) as client:
+        for number in points(how.every):
+            started: list[Sandbox] = []
+
+            async def start(started: list[Sandbox] = started) -> None:
+                started.append(await client.start())
+
+            reached = await cancelled_at(number, how.kind, start)
+            assert await alive(client) == len(started) * ["running"]
+            for sandbox in started:
+                await sandbox.stop()
+            if not reached:
+                break
+        assert client.stats.stop_failures == 0
+
+
+@cases("process")
+async def test_stop(config: ClientConfig, how: How) -> None:
+    async with checked_client(config) as client:
+        for number in points(how.every):
+            sandbox = await client.start()
+            reached = await cancelled_at(number, how.kind, sandbox.stop)
+            await sandbox.stop()
+            assert await alive(client) == []
+            if not reached:
+                break
+
+
+@cases("process", "fake")
+async def test_detach_and_attach(config: ClientConfig, how: How) -> None:
+    """However often both are cut off, the sandbox can be taken again, and its session is as it was."""
+    async with checked_client(config) as client:
+        sandbox = await client.start()
+        await (await sandbox.session()).run("X=kept")
+        more = {"detach", "attach"}
+        for number in points(how.every):
+            if not await cancelled_at(number, how.kind, sandbox.detach):
+                more.discard("detach")
+            if await alive(client) == ["running"]:
+                await sandbox.detach()
+            handle = sandbox.handle
+            if not await cancelled_at(number, how.kind, lambda handle=handle: client.attach(handle)):
+                more.discard("attach")
+            sandbox = await client.attach(handle)
+            assert (await (await sandbox.session()).run("echo $X")).stdout == b"kept\n"
+            if not more:
+                break
+        await sandbox.stop()
+        assert await alive(client) == []
+
+
+@cases("process")
+async def test_commands_sessions_and_uploads(config: ClientConfig, how: How, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in "abc":
+        (tree / name).write_bytes(os.urandom(100_000))
+    async with checked_client(config) as client:
+        sandbox = await client.start()
+        await (await sandbox.session()).run("X=kept")
+
+        async def run() -> None:
+            session = await sandbox.session()
+            await session.run("MARKED=1 sleep 0.05")
+
+        async def new_session() -> None:
+            await (await sandbox.session("other")).close()
+
+        calls: list[Call] = [
+            lambda: sandbox.execute("MARKED=1 sleep 0.05"),
+            run,
+            new_session,
+            lambda: sandbox.upload(tree, "copy"),
+            lambda: sandbox.write("file", b"x" * 100_000),
+            lambda: sandbox.read("file"),
+            lambda: sandbox.download("copy", tmp_path / "back"),
+        ]
+        for call in calls:
+            for number in points(how.every):
+                reached = await cancelled_at(number, how.kind, call)
+                if not reached:
+                    break
+                assert (await (await sandbox.session()).run("echo $X")).stdout == b"kept\n"
+            quiet = await sandbox.execute(QUIET, timeout_s=5)
+            assert quiet.exit_code == 0, quiet.stdout
+        assert (await sandbox.execute("ls copy; wc -c < file")).stdout == b"a\nb\nc\n100000\n"
+        assert names(tmp_path / "back") == {"a", "b", "c"}
+        assert names(tmp_path) - {"run.key"} == {"back", "tree"}
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+QUIET = """
+while grep -qsz '^MARKED=' /proc/[0-9]*/environ || ls -A | grep incoming; do sleep 0.02; done
+"""
