@@ -17,13 +17,13 @@ from sandbox_k8s import (
     double_owners,
 )
 from sandbox_k8s.kubernetes import records
-from sandbox_k8s.kubernetes.api import ConflictError
+from sandbox_k8s.kubernetes.api import ConflictError, Request
 from sandbox_k8s.kubernetes.reaper import reap
 from sandbox_k8s.launcher import ownership
 from sandbox_k8s.launcher.ownership import LeaseOverError, NotOwnerError, Ownership
 from sandbox_k8s.run_key import RunKey
 
-from .virtual_cluster import Network, Request, VirtualApi, quiet
+from .virtual_network import Network, VirtualApi, quiet
 from .virtual_time import VirtualClock, run
 from .virtual_workers import CONFIG, DETACHED_S, LEASE_S, SPEC, Worker, World, record_of
 

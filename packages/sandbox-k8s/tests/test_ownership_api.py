@@ -15,7 +15,8 @@ from sandbox_k8s.kubernetes.access import ApiAccess
 from sandbox_k8s.kubernetes.api import ConflictError, PodApi, PodMissingError
 from sandbox_k8s.kubernetes.manifest import pod_manifest, pod_name
 
-from .virtual_cluster import Network, VirtualApi, VirtualCluster
+from .virtual_cluster import VirtualCluster
+from .virtual_network import Network, VirtualApi
 from .virtual_time import VirtualClock, run
 from .virtual_workers import CONFIG
 

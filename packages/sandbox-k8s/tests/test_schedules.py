@@ -1,16 +1,96 @@
 """At most one owner, and nothing left, in random schedules of workers, faults and reapers in virtual time."""
 
 import os
+from collections.abc import Awaitable, Callable
+from functools import partial
 
+import anyio
 import pytest
 from sandbox_k8s.run_key import RunKey
 
-from .virtual_cluster import quiet
+from .virtual_network import quiet
 from .virtual_time import run
-from .virtual_workers import schedule
+from .virtual_workers import Worker, World
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
 SEED = int(os.environ.get("SANDBOX_K8S_SEED", "0"))
+
+
+async def schedule(seed: int, key: RunKey, steps: int = 14) -> World:
+    """One random life of a few workers and sandboxes, to its end."""
+    async with anyio.create_task_group() as tasks:
+        world = World(seed, key, tasks)
+        for _ in range(world.chance.choice((2, 2, 3))):
+            await world.worker()
+        (await _somebody(world)).do(partial(_start, await _somebody(world)))
+        for _ in range(steps):
+            await _step(world)
+            await anyio.sleep(world.chance.choice((0.0, 0.01, 0.5, 3.0, 10.0, 25.0)))
+            world.check()
+        await world.end()
+    return world
+
+
+async def _somebody(world: World) -> Worker:
+    alive = world.alive()
+    return world.chance.choice(alive) if alive else await world.worker()
+
+
+async def _start(worker: Worker) -> None:
+    await worker.start()
+
+
+async def _step(world: World) -> None:
+    chance = world.chance
+    worker = await _somebody(world)
+    kind = chance.choices(
+        (
+            "use",
+            "write",
+            "attach",
+            "any",
+            "race",
+            "detach",
+            "stop",
+            "start",
+            "kill",
+            "trouble",
+            "skew",
+            "reap",
+            "restart",
+        ),
+        (6, 2, 4, 3, 3, 5, 1, 3, 2, 3, 1, 4, 1),
+    )[0]
+    mine = list(worker.mine.values())
+    if kind in ("use", "write", "detach", "stop") and mine:
+        sandbox = chance.choice(mine)
+        work: dict[str, Callable[[], Awaitable[object]]] = {
+            "use": partial(worker.execute, sandbox, chance.choice((0.1, 2.0, 40.0))),
+            "write": partial(worker.write, sandbox),
+            "detach": partial(worker.detach, sandbox),
+            "stop": partial(worker.stop, sandbox),
+        }
+        worker.do(work[kind])
+    elif kind in ("attach", "race") and world.handles:
+        handle = chance.choice(list(world.handles.values()))
+        for one in world.alive() if kind == "race" else [worker]:
+            one.do(partial(one.attach, handle))
+    elif kind == "any":
+        worker.do(worker.attach_any)
+    elif kind == "kill":
+        worker.kill()
+        await world.worker()
+    elif kind == "trouble":
+        worker.network.trouble = chance.choice((0.0, 0.1, 0.4))
+        worker.network.lag_s = chance.choice((0.0, 0.0, 0.3, 1.5))
+    elif kind == "skew":
+        worker.clock.skew_s = world.skew_s()
+    elif kind == "reap":
+        await world.sweep(chance.choice((0.0, 0.3)))
+    elif kind == "restart" and world.cluster.launchers:
+        world.cluster.restart_container(chance.choice(list(world.cluster.launchers)))
+    elif len(world.cluster.pods) < 3:
+        worker.do(worker.start)
 
 
 def lives(seeds: range, key: RunKey, steps: int = 14) -> None:
