@@ -404,6 +404,8 @@ FORMS = [
     "muse_glimmer",
 ]
 """One template of each form and layout."""
+QUICK = ("qwen3", "qwen3_6", "glm4moe")
+"""Those whose long inputs are tried by default."""
 FRAGMENTS = [
     *("[", '{"name":', '{"name": "edit", "parameters": {}};', "edit(path=", "', x='", "'", '"', "\\", "\n"),
     *(
@@ -513,7 +515,9 @@ def seconds(template: Printed, ids: list[int]) -> float:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FORMS]
+)
 def test_time_is_linear_in_what_was_written(name: str, printed: Callable[[str], Printed]):
     """Eight times as much takes about eight times as long; quadratic would be 64 times."""
     template = printed(name)

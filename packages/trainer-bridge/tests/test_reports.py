@@ -244,7 +244,10 @@ def test_sglang_21435_pickle_and_noise_on_the_port_do_nothing_but_count(
 
 
 def test_pyzmq_1582_and_898_memory_does_not_grow_with_the_stream() -> None:
-    """Frames or futures were kept alive, and the process grew."""
+    """Frames or futures were kept alive, and the process grew.
+
+    ray-project/ray#47273: ray.put's memory grew the same way; there is no object store here.
+    """
     with SampleReceiver() as receiver, SampleSender(receiver.address) as sender:
 
         def stream(first: int, count: int) -> int:
