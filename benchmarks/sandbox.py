@@ -17,9 +17,10 @@ ratios and the quartiles of one run, not one figure of two.
     thousand     1000 sandboxes started and stopped on the fake cluster, in a process of its own, whose pods
                  have a status and no process: requests to the API server per sandbox by its own count,
                  watches, and the longest stall of the event loop while they start. A machine with more to do
-                 than it has cores stalls loops too: `loop_stall_own_ms` is the longest in which this process
-                 itself was computing. What was imported before is kept out of garbage collections
-                 (`gc.freeze`), whose length is that of all modules of a process.
+                 than it has cores stalls loops too: `loop_stall_cpu_ms` is the longest by the processor time
+                 of the loop's own thread. What was imported before is kept out of garbage collections
+                 (`gc.freeze`), whose length is that of all modules of a process; `objects_per_sandbox` is how
+                 much a started sandbox adds to them.
     --kube       the same on a real API server, printed apart: its nodes must be simulated ones of kwok (label
                  type=kwok), and a stub of this script answers for the launchers, which those do not have.
 
@@ -63,7 +64,7 @@ from swerex.runtime.remote import RemoteRuntime
 HEADLINES = (
     "command_vs_swerex", "is_alive_ms_during_command", "parallel_sleeps_s", "upload_extra_mb",
     "launcher_rss_mb", "launcher_ready_s", "fake1000_watches", "fake1000_calls_per_sandbox", "loop_stall_ms",
-    "attach_ms",
+    "loop_stall_cpu_ms", "attach_ms",
 )  # fmt: skip
 MANY = 1000
 WARM = 3

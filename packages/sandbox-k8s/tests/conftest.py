@@ -1,7 +1,6 @@
 """Sandboxes for tests, in every kind of place, and the check that none of them leaves anything behind."""
 
 import fcntl
-import json
 import os
 import shutil
 import subprocess
@@ -11,17 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
-import msgspec
 import pytest
 from sandbox_k8s import ClientConfig, LocalConfig, Sandbox, SandboxClient, Session, bubblewrap
-from sandbox_k8s.kubernetes.access import ApiAccess
-from sandbox_k8s.kubernetes.api import Request
-from sandbox_k8s.kubernetes.config import Injection, KubernetesConfig
-from sandbox_k8s.kubernetes.records import selector
 from sandbox_k8s.local import PYTHON_PREFIX
 from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, why_no_process_pods
 from sandbox_k8s.tools import build, write_archive
@@ -29,8 +22,8 @@ from sandbox_k8s.tools.image import write_image
 from sandbox_k8s.tools.layout import this_architecture
 
 from .images import LOAD, load_image, machine_layer, once, python_files, shared_folder
+from .runs import KUBECONFIG, ClusterImages, client_of, cluster_config, fake_config, pods_of
 
-KUBECONFIG = os.environ.get("SANDBOX_K8S_KUBECONFIG", "")
 WHY_NO_BUBBLEWRAP = bubblewrap.why_unusable(PYTHON_PREFIX)
 
 
@@ -61,15 +54,22 @@ QUICK_ON_FAKE = {
     "test_cancellation_while_starting_leaves_nothing",
     "test_the_older_owner_is_fenced_and_its_command_ends",
     "test_a_guest_runs_beside_the_owner_and_cannot_stop",
+    "test_the_launchers_own_file_in_a_pod_is_written_again",
 }
 """Tests of the contract that run on the fake cluster each time, one or two of a kind. The launcher is the
 same everywhere: what differs is how sandboxes begin, change owners and end. The others are slow there."""
+WAIT_LONG = (
+    "test_60_lives_in_pods_of_a_real_cluster",
+    "test_a_full_disk_evicts_its_own_sandbox_and_no_other",
+)
+"""They come first: other workers go through the rest meanwhile."""
 OF_PODS = ("test_cluster.py", "test_reports.py", "test_cli_cluster.py", "test_cli_attach.py")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the default tests short."""
+    items.sort(key=lambda item: item.name.partition("[")[0] not in WAIT_LONG)
     for item in items:
         if not isinstance(item, pytest.Function) or "place" not in item.fixturenames:
             continue
@@ -149,13 +149,6 @@ def fake() -> Iterator[FakeCluster]:
         yield cluster
 
 
-class ClusterImages(NamedTuple):
-    """Names of images that the nodes of the cluster have or can pull."""
-
-    sandbox: str
-    tools: str
-
-
 @pytest.fixture(scope="session")
 def cluster_images(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ClusterImages:
     """Those that the environment names, or images of this machine's programs, brought to the nodes."""
@@ -217,54 +210,6 @@ def checked_config(place: str, request: pytest.FixtureRequest) -> Iterator[Clien
             config = cluster_config(Path(folder), request.getfixturevalue("cluster_images"))
         yield config
         assert pods_of(config) == [], "a sandbox left a pod behind"
-
-
-def fake_config(folder: Path, fake: FakeCluster) -> KubernetesConfig:
-    """A run of one's own on the fake cluster."""
-    config = run_config(folder, ClusterImages("example.com/any:1", "example.com/tools:1"))
-    return msgspec.structs.replace(config, kubeconfig=fake.kubeconfig)
-
-
-def cluster_config(folder: Path, images: ClusterImages) -> KubernetesConfig:
-    """A run of one's own on the cluster that the environment names."""
-    namespace = os.environ.get("SANDBOX_K8S_NAMESPACE", "default")
-    return msgspec.structs.replace(
-        run_config(folder, images), kubeconfig=Path(KUBECONFIG), namespace=namespace
-    )
-
-
-def run_config(folder: Path, images: ClusterImages) -> KubernetesConfig:
-    return KubernetesConfig(
-        injection=Injection(kind="image_volume", image=images.tools),
-        run=f"test-{os.urandom(6).hex()}",
-        run_key_file=folder / "run.key",
-        image=images.sandbox,
-        image_pull_policy="IfNotPresent",
-        cpu=0.3,
-        memory_bytes=256 << 20,
-        disk_bytes=200 << 20,
-        grace_s=0.3,
-        start_timeout_s=60.0,
-    )
-
-
-def pods_of(config: KubernetesConfig) -> list[str]:
-    """The pods of a run that nobody is deleting, asked for without a client of ours."""
-    access = ApiAccess(config)
-    query = {"labelSelector": selector(config.run)}
-    path = f"api/v1/namespaces/{config.namespace}/pods"
-    answer = Request("GET", path, query).send(access.new_pool(), access, 20.0)
-    assert answer.status == 200, answer.data
-    found = [pod["metadata"] for pod in json.loads(answer.data)["items"]]
-    return [one["name"] for one in found if "deletionTimestamp" not in one]
-
-
-def client_of(config: ClientConfig) -> SandboxClient:
-    """A client, not open yet."""
-    if isinstance(config, KubernetesConfig):
-        return SandboxClient.kubernetes(config)
-    assert isinstance(config, LocalConfig)
-    return SandboxClient.local(config)
 
 
 @pytest.fixture

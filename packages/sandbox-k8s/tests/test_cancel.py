@@ -1,16 +1,30 @@
 """Every call, cancelled at each of its awaits in turn: nothing is left behind, and the client works on."""
 
 import asyncio
+import gc
 import os
+import socket
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 import pytest
-from sandbox_k8s import ClientConfig, Injection, KubernetesConfig, LocalConfig, Sandbox, SandboxClient
+from sandbox_k8s import (
+    ClientConfig,
+    FencedError,
+    Injection,
+    KubernetesConfig,
+    LocalConfig,
+    ResetRefusedError,
+    Sandbox,
+    SandboxClient,
+)
+from sandbox_k8s.routes import AddressRoute
 from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, why_no_process_pods
+from sandbox_k8s.transport import LauncherClient, NoAnswerError
 
 pytestmark = pytest.mark.anyio
 Call = Callable[[], Coroutine[Any, Any, object]]
@@ -196,6 +210,65 @@ async def test_detach_and_attach(config: ClientConfig, how: How) -> None:
         assert await alive(client) == []
 
 
+@cases("process", "fake")
+async def test_attaching_ones_own(config: ClientConfig, how: How) -> None:
+    """However far it came, the client that used up the next epoch can still stop the sandbox."""
+    async with checked_client(config) as client:
+        for number in points(how.every):
+            held = [await client.start()]
+
+            async def attach(held: list[Sandbox] = held) -> None:
+                held.append(await client.attach(held[0].handle))
+
+            reached = await cancelled_at(number, how.kind, attach)
+            await held[-1].stop()
+            assert await alive(client) == []
+            if not reached:
+                break
+
+
+@cases("process", "fake")
+async def test_reset(config: ClientConfig, how: How) -> None:
+    """Clean, stopped, or as it was, however far it came: never one that its client cannot stop."""
+    async with checked_client(config) as client:
+        for number in points(how.every):
+            held = [await client.start()]
+            with suppress(ResetRefusedError):  # without a PID namespace nothing can be marked
+                await held[0].mark_clean()
+
+            async def reset(held: list[Sandbox] = held) -> None:
+                with suppress(ResetRefusedError):
+                    held.append(await held[0].reset())
+
+            reached = await cancelled_at(number, how.kind, reset)
+            await held[-1].stop()
+            # asyncio's cancel goes through the shield of the stop, which the client's end then makes good.
+            assert how.kind == "task" or await alive(client) == []
+            if not reached:
+                break
+
+
+@cases("process")
+async def test_connections_of_replaced_owners_and_guests_are_closed(config: ClientConfig, how: How) -> None:
+    async with checked_client(config) as client:
+        first = sandbox = await client.start()
+        before = len(descriptors())
+        for _ in range(5):
+            sandbox = await client.attach(sandbox.handle)
+            with pytest.raises(FencedError):
+                await first.execute("true")
+            async with await client.attach(sandbox.handle, take_ownership=False) as guest:
+                await guest.info()
+        await sandbox.info()
+        assert len(descriptors()) <= before + 1
+        known = weakref.ref(guest)
+        del guest
+        async with await client.attach(sandbox.handle, take_ownership=False):
+            gc.collect()
+            assert known() is None
+        await sandbox.stop()
+
+
 @cases("process")
 async def test_commands_sessions_and_uploads(config: ClientConfig, how: How, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
@@ -242,3 +315,44 @@ def names(folder: Path) -> set[str]:
 QUIET = """
 while grep -qsz '^MARKED=' /proc/[0-9]*/environ || ls -A | grep incoming; do sleep 0.02; done
 """
+
+
+async def test_a_cancelled_command_ends_although_a_fork_has_its_connection_too(root: Path) -> None:
+    """As with a data loader's workers: closing one copy of a descriptor tells the other side nothing."""
+    async with SandboxClient.local(LocalConfig(root=root, isolation="process", grace_s=0.1)) as client:
+        sandbox = await client.start()
+        copies: list[int] = []
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(sandbox.execute, "touch begun; MARKED=1 sleep 600")
+                begun = await sandbox.execute("until [ -e begun ]; do sleep 0.01; done", timeout_s=5)
+                assert begun.exit_code == 0
+                for connection in sandbox.launcher._http.connector._acquired:
+                    connected = connection.transport.get_extra_info("socket")
+                    copies += [os.dup(connected.fileno())]
+                tasks.cancel_scope.cancel()
+            assert len(copies) == 1
+            assert (await sandbox.execute(QUIET, timeout_s=5)).exit_code == 0
+        finally:
+            for copy in copies:
+                os.close(copy)
+
+
+async def test_a_launcher_that_cannot_be_reached_in_time_may_be_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was sent, and a connection that comes too late is no lost sandbox."""
+    monkeypatch.setattr("sandbox_k8s.transport._CONNECT_S", 0.1)
+    with ExitStack() as sockets:
+        full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # the system takes a few more than it was told
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        route = AddressRoute("127.0.0.1", full.getsockname()[1])
+        launcher = LauncherClient(route, "key", 1, margin_s=20.0, where="the sandbox")
+        try:
+            with pytest.raises(NoAnswerError, match="could not be reached within"):
+                await launcher.info()
+        finally:
+            await launcher.close()

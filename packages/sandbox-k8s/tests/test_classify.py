@@ -48,6 +48,7 @@ MEANING = {
     "image-registry-dns": "starting image_registry_host_unknown~*3",
     "image-registry-refused": "starting image_registry_unreachable~*3",
     "image-registry-tls": "starting image_registry_tls*3",
+    "image-volume-refused": "starting image_registry_unreachable~*3",
     "init-fails-always": "starting*3 init_failed~*3",
     "init-fails-never": "starting*3 init_failed*2",
     "liveness-failing-never": "starting ready*2 liveness_failed*3",
@@ -338,3 +339,39 @@ def test_what_is_no_pod_is_refused_with_the_field(pod: dict[str, Any], says: str
 
 def test_the_least_that_can_be_a_pod_is_starting() -> None:
     assert classify({"metadata": {"name": "new"}}).why == "the scheduler has not seen it yet"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_failed_image_volume_is_not_blamed_on_the_sandbox_s_image(number: int) -> None:
+    found = at("image-volume-refused", number)
+    assert found.why.startswith('image volume tools, image "localhost/nope-tools:1": ')
+    pod = STAGES["image-volume-refused"][number]["pod"]
+    unknown = {**pod, "spec": {**pod["spec"], "volumes": []}}
+    if number > 1:  # before that only the events know of it, and they name no container
+        found = at("image-volume-refused", number, pod=unknown)
+        assert found.why.startswith('container sandbox or a volume of it, image "localhost/nope-tools:1": ')
+
+
+def test_an_image_volume_that_came_after_all_is_not_blamed() -> None:
+    stage = STAGES["image-volume-refused"][1]
+    last = stage["events"][-1]
+    pulled = {
+        **last,
+        "metadata": {**last["metadata"], "name": "z", "uid": "z"},
+        "reason": "Pulled",
+        "message": 'Successfully pulled image "localhost/nope-tools:1" in 1s',
+        "involvedObject": {**last["involvedObject"], "fieldPath": None},
+    }
+    assert at("image-volume-refused", 1, events=[*stage["events"], pulled]).state == "starting"
+
+
+def test_the_name_that_containerd_writes_out_is_the_container_s_own_image() -> None:
+    text = 'failed to pull and unpack image "docker.io/library/python:latest": not found'
+    stage = STAGES["image-volume-refused"][2]
+    pod = json.loads(json.dumps(stage["pod"]))
+    pod["spec"]["containers"][0]["image"] = "python"
+    pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"] = text
+    found = at("image-volume-refused", 2, pod=pod, events=[])
+    assert (found.failure, found.why) == (
+        "image_not_found", 'container sandbox, image "python": not found'
+    )  # fmt: skip

@@ -84,11 +84,24 @@ async def test_a_line_that_times_out_or_ends_the_shell(local: LocalConfig) -> No
             "--timeout",
             "0.2",
             "--stop",
-            lines="sleep 60\necho $?\nexit 7\necho no\n",
+            lines="sleep 60\necho $?\n{ exit 7; }\necho no\n",
         )
     assert done.returncode == 7
     assert "no" not in done.stdout
     assert "timed out after 0." in done.stderr
+
+
+async def test_exit_leaves_and_the_shell_stays(local: LocalConfig) -> None:
+    """It ended the shell that the next one was to find."""
+    async with SandboxClient.local(local) as client:
+        sandbox = await client.start()
+        await (await sandbox.session()).run("X=kept")
+        done = await attach(sandbox.handle.to_json().decode(), lines="echo $X\nexit 3\necho no\n")
+        assert (done.returncode, done.stdout.splitlines()[0], "no" in done.stdout.split()) == (
+            3, "kept", False
+        )  # fmt: skip
+        again = await client.attach(SandboxHandle.from_json(done.stdout.splitlines()[-1]))
+        assert (await (await again.session()).run("echo $X")).stdout == b"kept\n"
 
 
 async def test_sigterm_leaves_the_sandbox_detached(local: LocalConfig, tmp_path: Path) -> None:

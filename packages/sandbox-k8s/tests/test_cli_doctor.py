@@ -181,7 +181,8 @@ def test_a_real_cluster(config: ClientConfig, capsys: pytest.CaptureFixture[str]
     words += ["--image", config.image, "--tools-image", config.injection.image]
     assert main(words) == 0
     found = {one["what"]: one for one in json.loads(capsys.readouterr().out)}
-    tried = ("rights of workers", "pod", "injection", "nodes", "image volumes", "start", "api_proxy", "stop")
+    tried = ["rights of workers", "pod", "injection", "nodes", "image volumes"]
+    tried += ["start", "pod_ip", "api_proxy", "port_forward", "inside", "stop"]
     assert {name: found[name]["verdict"] for name in tried} == dict.fromkeys(tried, "works"), found
 
 

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 from sandbox_k8s import KubernetesConfig, SandboxSpec
 from sandbox_k8s.cli import main
+from sandbox_k8s.cli.pods import seen
 from sandbox_k8s.clock import SystemClock
 from sandbox_k8s.kubernetes import records
 from sandbox_k8s.kubernetes.access import ApiAccess
 from sandbox_k8s.kubernetes.api import PodApi
 from sandbox_k8s.kubernetes.config import Injection
-from sandbox_k8s.kubernetes.manifest import pod_manifest
+from sandbox_k8s.kubernetes.manifest import pod_manifest, prefetch_manifest
 from sandbox_k8s.testing import FakeCluster, FakeClusterConfig
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
@@ -131,3 +132,32 @@ async def test_any_pod_is_explained_by_its_name(
     capsys.readouterr()
     assert await aside(main, ["explain", "-k", "web", "--node", "x"]) == 2
     assert "are for a FILE" in capsys.readouterr().err
+
+
+async def test_a_pod_that_is_being_removed_is_shown_as_that_and_a_prefetch_pod_is_no_sandbox(
+    cluster: FakeCluster, made: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = KubernetesConfig(injection=Injection(kind="baked"), kubeconfig=cluster.kubeconfig)
+    fetcher = prefetch_manifest(
+        config,
+        {"i": "example.com/a:1"},
+        node="node-1",
+        request="f" * 32,
+        annotations={records.REQUEST: "f" * 32},
+    )
+    cluster.doom("stalled-pull")
+    await made("ContainerCreating")
+    api = PodApi(ApiAccess(config), config, SystemClock())
+    await api.create(fetcher, records.REQUEST)
+    assert await aside(main, ["exec", "--kubeconfig", str(cluster.kubeconfig), "ffff", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert f"there are 1, for example {SANDBOX}" in said
+    pod = await api.get(f"sbx-{SANDBOX}")
+    deletion = {
+        **pod["metadata"],
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+    }
+    api.close()
+    found = seen({**pod, "metadata": deletion})
+    assert (found.state, found.failure, found.why) == ("stopping", None, "it is being deleted")

@@ -7,9 +7,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from sandbox_k8s import ConfigError, LocalConfig
+from sandbox_k8s import ConfigError, Injection, KubernetesConfig, LocalConfig
 from sandbox_k8s.cli import main, where
 from sandbox_k8s.kubernetes import kubeconfig
+from sandbox_k8s.kubernetes.access import ApiAccess
 from sandbox_k8s.testing import FakeCluster
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
@@ -108,6 +109,24 @@ def test_a_file_of_settings(tmp_path: Path, file: Path) -> None:
     assert (place.run, place.config.run, place.config.cpu) == ("r2", "r2", 4.0)
     assert place.config.namespace == "runs"
     assert (place.config.kubeconfig, place.config.run_key_file) == (file, tmp_path / "keys" / "run.key")
+
+
+def test_from_python_the_errors_are_the_same(file: Path) -> None:
+    """The client library's own say "Invalid kube-config file. No configuration found."."""
+    baked = Injection(kind="baked")
+    for config, says in (
+        (KubernetesConfig(injection=baked), "no cluster: .KUBECONFIG is not set"),
+        (
+            KubernetesConfig(injection=baked, kubeconfig=Path("/nope")),
+            "cannot read kubeconfig /nope: No such",
+        ),
+        (
+            KubernetesConfig(injection=baked, kubeconfig=file, context="prd"),
+            f"no context 'prd' in {file}; there are: staging, prod; .* KubernetesConfig.context",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            ApiAccess(config)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,7 @@ async def shows_nothing_of_its_own(config: KubernetesConfig, user: int, folder: 
         assert (await sandbox.execute("touch /tmp/x mine; echo $?; touch /usr/x")).stdout == b"0\n"
         written = await sandbox.execute(f"touch /usr/x; touch {TOOLS_PATH}/x")
         assert (written.exit_code != 0) == (kind != "baked" or user != 0 or read_only)
+        assert (await sandbox.execute("touch ~/.gitconfig && ls -A ~")).stdout == b".gitconfig\n"
         session = await sandbox.session()
         await session.run("cd /tmp; X=kept")
         assert (await session.run("echo $X in $PWD")).stdout == b"kept in /tmp\n"

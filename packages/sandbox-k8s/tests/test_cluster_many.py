@@ -58,7 +58,9 @@ async def until(followed: FollowedPod, holds: Callable[[Diagnosis], bool], withi
 
 async def test_fifty_at_once_run_and_are_gone_for_two_requests_each(cluster: KubernetesConfig) -> None:
     # One watch of each kind outlives the test. The node of a test has two processors for all of them.
-    config = msgspec.structs.replace(cluster, cpu=0.03, memory_bytes=64 << 20, watch_s=170.0)
+    config = msgspec.structs.replace(
+        cluster, cpu=0.03, memory_bytes=64 << 20, watch_s=170.0, stop_timeout_s=90.0
+    )
     said: dict[str, bytes] = {}
     async with SandboxClient.kubernetes(config) as client:
 

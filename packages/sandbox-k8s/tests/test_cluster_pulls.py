@@ -261,7 +261,7 @@ async def test_a_registry_that_comes_back_is_waited_for(
 
 async def test_a_pull_without_end_is_given_up_as_one(cluster: KubernetesConfig, registry: Registry) -> None:
     """The last of this file: it holds up the node's other pulls until the registry lets go."""
-    config = msgspec.structs.replace(cluster, start_timeout_s=5.0)
+    config = msgspec.structs.replace(cluster, start_timeout_s=8.0)
     async with SandboxClient.kubernetes(config) as client:
         with pytest.raises(SandboxStartError) as failed:
             await client.start(SandboxSpec(image=registry.image("slow")))

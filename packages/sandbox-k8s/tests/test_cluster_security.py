@@ -19,6 +19,7 @@ from sandbox_k8s import (
     SandboxClient,
     SandboxLostError,
     SandboxSpec,
+    SandboxStartError,
 )
 from sandbox_k8s.kubernetes.api import Request
 from sandbox_k8s.kubernetes.backend import KubernetesBackend
@@ -160,7 +161,35 @@ async def test_pod_security_admits_sandboxes(cluster: KubernetesConfig, levels: 
             assert "runAsNonRoot != true" in missing[0]
 
 
-@pytest.mark.slow
+@pytest.fixture
+async def runtime_class(cluster: KubernetesConfig) -> AsyncIterator[str]:
+    """A RuntimeClass for containerd's runc, which every node has."""
+    name, path = f"sandbox-k8s-{os.urandom(3).hex()}", "apis/node.k8s.io/v1/runtimeclasses"
+    body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
+    body["handler"] = "runc"
+    async with SandboxClient.kubernetes(cluster) as client:
+        api = backend_of(client).api
+        await api.ask(Request("POST", path, body=body), f"making runtime class {name}")
+        yield name
+        await api.ask(Request("DELETE", f"{path}/{name}"), f"deleting runtime class {name}")
+
+
+async def test_a_sandbox_runs_with_the_runtime_class_that_it_is_given(
+    cluster: KubernetesConfig, runtime_class: str
+) -> None:
+    config = msgspec.structs.replace(cluster, runtime_class=runtime_class)
+    async with SandboxClient.kubernetes(config) as client:
+        sandbox = await client.start()
+        pod = await backend_of(client).api.get(place_of(sandbox).pod)
+        assert pod["spec"]["runtimeClassName"] == runtime_class
+        assert (await sandbox.execute("echo alive")).stdout == b"alive\n"
+    missing = msgspec.structs.replace(cluster, runtime_class=f"{runtime_class}-not")
+    async with SandboxClient.kubernetes(missing) as client:
+        with pytest.raises(SandboxStartError, match="reference_missing") as failed:
+            await client.start()
+    assert failed.value.retryable is False
+
+
 @pytest.mark.timeout(200)
 async def test_a_full_disk_evicts_its_own_sandbox_and_no_other(cluster: KubernetesConfig) -> None:
     """omnigent-ai/omnigent#6744: one busy sandbox filled its node, and innocent neighbours were evicted.

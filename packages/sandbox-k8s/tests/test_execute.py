@@ -31,6 +31,12 @@ async def test_stdin_cwd_and_env(sandbox: Sandbox) -> None:
     assert result.stdout == b"\x00\xff\n" + f"{sandbox.workdir}/a/b\ny z\n".encode()
 
 
+async def test_stdin_that_is_too_large_is_refused_before_it_is_sent(sandbox: Sandbox) -> None:
+    """The command got the first 256 MiB, and ended well."""
+    with pytest.raises(CommandRefusedError, match=r"a request of 2684\d+ bytes"):
+        await sandbox.execute(["wc", "-c"], stdin=bytes(256 << 20))
+
+
 async def test_large_stdin_to_a_command_that_does_not_read_it(sandbox: Sandbox) -> None:
     assert (await sandbox.execute("exit 3", stdin=b"x" * 3_000_000)).exit_code == 3
 

@@ -125,6 +125,16 @@ def test_the_name_of_an_image_is_not_why_it_fails(name: str, cause: str, reposit
     assert diagnose(misleading).failure == diagnose(seen).failure
 
 
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_a_launcher_tree_that_is_not_there_is_called_that(number: int) -> None:
+    """Otherwise the error is about a loader that nobody asked for."""
+    seen = stage("start-error-never", number)
+    found = diagnose(changed(seen, ("/no/such/program", "/opt/sandbox-k8s/lib/ld.so")))
+    assert found.failure == "command_not_found"
+    assert "no tree of `sandbox-k8s build-tools` at /opt/sandbox-k8s: " in found.why
+    assert "build-tools" not in diagnose(seen).why
+
+
 def test_a_back_off_that_does_not_say_why_is_explained_by_its_event() -> None:
     """Kubelets before 1.31 wait with the reason ImagePullBackOff and no cause."""
     seen = stage("image-not-found")

@@ -294,7 +294,8 @@ def test_kubectl_drives_it() -> None:
         words = json.dumps(
             {"apiVersion": "v1", "kind": "Pod", **pod("box", "sh", "-c", "echo hello; exec sleep 60")}
         )
-        kubectl("create", "--validate=false", "-f", "-", stdin=words)
+        assert kubectl("apply", "-f", "-", stdin=words) == "pod/box created\n"
+        assert kubectl("apply", "-f", "-", stdin=words) == "pod/box unchanged\n"
         kubectl("wait", "--for=condition=Ready", "pod/box", "--timeout=10s")
         assert "box" in kubectl("get", "pods")
         assert json.loads(kubectl("get", "pod", "box", "-o", "json"))["status"]["phase"] == "Running"
@@ -305,7 +306,7 @@ def test_kubectl_drives_it() -> None:
         assert kubectl("exec", "box", "--", "sh", "-c", "echo out; exit 3", code=3) == "out\n"
         assert kubectl("exec", "-i", "box", "--", "cat", stdin="given") == "given"
         kubectl("annotate", "pod", "box", "a=b")
-        assert cluster.pod("box")["metadata"]["annotations"] == {"a": "b"}
+        assert cluster.pod("box")["metadata"]["annotations"]["a"] == "b"
         assert 'pod "box" deleted' in kubectl("delete", "pod", "box", "--timeout=10s")
         assert cluster.pods() == []
 
@@ -351,6 +352,12 @@ async def test_the_proxy_breaks_watches() -> None:
             async with http.get(watch) as answer:
                 first, second = [await answer.content.readline() for _ in range(2)]
                 assert first == second
+            proxy.faults = Faults(late_event=1.0, late_s=0.2)
+            begun_s = anyio.current_time()
+            async with http.get(watch) as answer:
+                assert b'"a1"' in await answer.content.readline()
+            assert anyio.current_time() - begun_s >= 0.2
+            assert proxy.counts["late_event"] >= 1
             proxy.faults = Faults(cut_watch=1.0)
             async with http.get(watch) as answer:
                 await answer.content.readline()

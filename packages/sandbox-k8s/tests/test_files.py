@@ -112,6 +112,18 @@ async def test_a_tree_goes_in_and_comes_out_the_same(sandbox: Sandbox, tmp_path:
     assert describe(tmp_path / "out") == wanted
 
 
+async def test_a_tree_goes_into_a_mount_point_and_a_folder_with_a_read_only_parent(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """What comes was put aside in the parent folder, which nobody may write to there."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "file").write_bytes(b"here")
+    for target in (".", sandbox.workdir):
+        await sandbox.upload(tmp_path, target)
+        assert await sandbox.read("sub/file") == b"here"
+        assert (await sandbox.execute("ls -A")).stdout == b"sub\n", "nothing stays aside"
+
+
 async def test_a_tree_is_merged_into_a_folder_and_a_file_is_replaced(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:

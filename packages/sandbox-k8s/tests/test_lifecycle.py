@@ -45,7 +45,7 @@ async def test_a_heartbeat_on_closed_connections_is_counted_and_spares_the_clien
     guest = await client.attach(beating.handle, take_ownership=False)
     await beating.launcher.close()
     assert (await guest.execute("sleep 1.2; echo still here")).stdout == b"still here\n"
-    assert client.stats.renewal_failures == 1
+    assert client.stats.renewal_failures >= 2, "what is not answered is said again at once"
 
 
 async def test_a_sandbox_as_a_block_is_stopped_also_by_an_error(client: SandboxClient) -> None:

@@ -171,7 +171,7 @@ async def test_handles_that_lead_nowhere(client: SandboxClient, root: Path) -> N
 async def test_a_wrong_key_is_refused_before_anything_else(client: SandboxClient) -> None:
     sandbox = await client.start()
     wrong = backend_of(client).launcher(sandbox.handle, None)
-    wrong._http.headers["X-API-Key"] = "wrong"
+    wrong._headers["X-API-Key"] = "wrong"
     for path in ("/sbx/info", "/no/such/path", "/is_alive"):
         with pytest.raises(AccessError):
             async with wrong._request("GET", path):

@@ -17,15 +17,16 @@ from sandbox_k8s import (
     double_owners,
 )
 from sandbox_k8s.kubernetes import records
-from sandbox_k8s.kubernetes.api import ConflictError, Request
-from sandbox_k8s.kubernetes.reaper import reap
+from sandbox_k8s.kubernetes.api import Request
+from sandbox_k8s.kubernetes.listing import Listing
+from sandbox_k8s.kubernetes.reaper import CLOCK_SKEW_NS, reap
 from sandbox_k8s.launcher import ownership
 from sandbox_k8s.launcher.ownership import LeaseOverError, NotOwnerError, Ownership
 from sandbox_k8s.run_key import RunKey
 
 from .virtual_network import Network, VirtualApi, quiet
 from .virtual_time import VirtualClock, run
-from .virtual_workers import CONFIG, DETACHED_S, LEASE_S, SPEC, Worker, World, record_of
+from .virtual_workers import CONFIG, DETACHED_S, LEASE_S, SKEW_S, SPEC, Worker, World, record_of
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
 Play = Callable[[World], Awaitable[None]]
@@ -61,9 +62,9 @@ async def sweep(world: World, skew_s: float = 0.0) -> list[str]:
     return [one.why for one in await reap(api, CONFIG, now_ns, dry_run=False)]
 
 
-async def pair(world: World) -> tuple[Worker, Worker, Sandbox]:
+async def pair(world: World, skew_s: float = 0.0) -> tuple[Worker, Worker, Sandbox]:
     one, two = await world.worker(), await world.worker()
-    one.clock.skew_s = two.clock.skew_s = 0.0
+    one.clock.skew_s = two.clock.skew_s = skew_s
     return one, two, await one.start()
 
 
@@ -99,7 +100,7 @@ def test_a_reaper_leaves_the_skew_and_takes_what_is_over(play: Callable[[Play], 
     """The record is the reaper's only sign of a pod whose node is silent."""
 
     async def situation(world: World) -> None:
-        one, _, sandbox = await pair(world)
+        one, _, sandbox = await pair(world, -SKEW_S)
         world.cluster.loop.call_later(1.0, one.kill)
         await anyio.sleep(LEASE_S / 2)
         launcher = world.cluster.launchers[f"sbx-{sandbox.id}"]
@@ -108,11 +109,11 @@ def test_a_reaper_leaves_the_skew_and_takes_what_is_over(play: Callable[[Play], 
         over_s = (
             record(world, sandbox).expires_ns - VirtualClock(world.cluster.loop, world.chance).now_ns()
         ) / 1e9
-        await anyio.sleep(over_s - 0.1)
-        assert await sweep(world, skew_s=5.0) == []
+        await anyio.sleep(over_s + SKEW_S - 0.1)
+        assert await sweep(world, skew_s=SKEW_S) == []
         await anyio.sleep(0.3)
-        assert await sweep(world, skew_s=0.0) == []
-        assert await sweep(world, skew_s=5.0) == ["nobody renewed it, 0 s too long"]
+        assert await sweep(world, skew_s=-SKEW_S) == []
+        assert await sweep(world, skew_s=SKEW_S) == ["nobody renewed it, 0 s too long"]
 
     play(situation)
 
@@ -120,16 +121,43 @@ def test_a_reaper_leaves_the_skew_and_takes_what_is_over(play: Callable[[Play], 
 def test_a_renewal_saves_a_pod_from_a_sweep_that_has_already_seen_it_over(
     play: Callable[[Play], None],
 ) -> None:
+    """The API server was away for longer than the record lasts: both come as soon as it is back."""
+
     async def situation(world: World) -> None:
-        _, _, sandbox = await pair(world)
+        one, _, sandbox = await pair(world)
+        due_s = (record(world, sandbox).expires_ns - one.clock.now_ns()) / 1e9
+        world.cluster.break_api(due_s + 6.0)
+        await anyio.sleep(due_s + 6.0)
         api = api_of(world)
-        seen = await api.get(f"sbx-{sandbox.id}")
-        metadata = seen["metadata"]
-        await api.annotate(metadata["name"], {records.EXPIRES: "9" * 19}, metadata["resourceVersion"])
-        with pytest.raises(ConflictError):
-            await api.delete(
-                metadata["name"], uid=metadata["uid"], resource_version=metadata["resourceVersion"]
-            )
+        list_pods = api.list
+
+        async def list_and_be_late(selector: str) -> Listing:
+            found = await list_pods(selector)
+            await one.client._backend.renewed(sandbox.handle)
+            return found
+
+        api.list = list_and_be_late  # type: ignore[method-assign]
+        seen = VirtualClock(world.cluster.loop, world.chance).now_ns()
+        assert seen - record(world, sandbox).expires_ns > CLOCK_SKEW_NS, "it was over when it was listed"
+        assert await reap(api, CONFIG, seen, dry_run=False) == ()
+        await one.execute(sandbox, 1.0)
+
+    play(situation)
+
+
+def test_a_worker_that_leaves_changes_nothing_of_the_next_owner(play: Callable[[Play], None]) -> None:
+    """Its detach crosses an attach: the record is the other's, who would never renew one that waits."""
+
+    async def situation(world: World) -> None:
+        one, two, sandbox = await pair(world)
+        await two.client._backend._owners.win(sandbox.handle.place, sandbox.id)  # type: ignore[attr-defined]
+        before = record(world, sandbox)
+        await one.client._backend.detached(sandbox.handle, before.expires_ns - 1)
+        assert record(world, sandbox) == before
+        await one.client._backend.detached(sandbox.handle, before.expires_ns + 1)
+        after = record(world, sandbox)
+        assert (after.state, after.handle.epoch, after.owner) == ("running", 2, before.owner)
+        assert after.expires_ns == before.expires_ns + 1, "that nobody reaps it sooner is as promised"
 
     play(situation)
 
@@ -149,6 +177,27 @@ def test_an_attach_that_fails_half_way_costs_the_owner_nothing(play: Callable[[P
         assert DETACHED_S - 1 < waits_s <= DETACHED_S
         third = await world.worker()
         assert (await third.attach(handle)).handle.epoch == 3
+
+    play(situation)
+
+
+def test_a_claim_that_got_nowhere_does_not_make_a_fenced_worker_the_owner(
+    play: Callable[[Play], None],
+) -> None:
+    """It may stop what it owns after an attach of its own that failed; not what another took in between."""
+
+    async def situation(world: World) -> None:
+        one, two, sandbox = await pair(world)
+        await two.attach(sandbox.handle)
+        await one.client._backend._owners.win(sandbox.handle.place, sandbox.id)  # type: ignore[attr-defined]
+        with pytest.raises(FencedError):
+            await sandbox.stop()
+        assert world.owners(sandbox.id) == [two]
+        own = await one.start()
+        for _ in range(2):
+            await one.client._backend._owners.win(own.handle.place, own.id)  # type: ignore[attr-defined]
+        await own.stop()
+        assert world.cluster.pod(f"sbx-{own.id}") is None
 
     play(situation)
 
@@ -189,6 +238,53 @@ def test_a_detach_that_fails_gives_the_lease_its_length_back(play: Callable[[Pla
         await anyio.sleep(LEASE_S / 2)
         assert lease.length_s == LEASE_S
         assert world.owners(sandbox.id) == [one]
+
+    play(situation)
+
+
+def test_a_detach_that_fails_after_its_record_was_written_is_taken_back(play: Callable[[Play], None]) -> None:
+    """A record that says "waits" was never renewed again, and its owner's sandbox was reaped."""
+
+    async def situation(world: World) -> None:
+        one, _, sandbox = await pair(world)
+        serve = world.cluster.serve
+
+        def once_more(request: Request, who: str) -> tuple[int, object]:
+            answer = serve(request, who)
+            if request.method != "PATCH":
+                return answer
+            world.cluster.serve = _refuse  # type: ignore[method-assign]
+            return _refuse(request, who)
+
+        world.cluster.serve = once_more  # type: ignore[method-assign]
+        with pytest.raises(ClusterError):
+            await sandbox.detach()
+        assert record(world, sandbox).state == "detached"
+        world.cluster.serve = serve  # type: ignore[method-assign]
+        await anyio.sleep(LEASE_S / 2)
+        assert record(world, sandbox).state == "running"
+        await anyio.sleep(DETACHED_S)
+        assert await sweep(world, skew_s=SKEW_S) == []
+        await one.execute(sandbox, 1.0)
+        handle = await one.detach(sandbox)
+        assert record(world, sandbox).state == "detached"
+        await one.client._backend.renewed(handle)
+        assert record(world, sandbox).state == "detached"
+
+    play(situation)
+
+
+def test_a_heartbeat_that_meets_our_own_stop_is_no_failure(play: Callable[[Play], None]) -> None:
+    """The launcher is gone some time before the pod is."""
+
+    async def situation(world: World) -> None:
+        one, _, sandbox = await pair(world)
+        launcher = world.cluster.launchers[f"sbx-{sandbox.id}"]
+        await anyio.sleep(LEASE_S / 3 - 0.1)  # the next one comes while the pod is going
+        world.cluster.deleted_by = lambda name, who: launcher.kill()
+        await one.stop(sandbox)
+        assert launcher.asked_in_vain > 0
+        assert one.client.stats.renewal_failures == 0
 
     play(situation)
 

@@ -4,16 +4,27 @@ The schedules in virtual time prove as much as their cluster in memory is like a
 """
 
 import os
+from pathlib import Path
 from random import Random
 
 import anyio
+import msgspec
 import pytest
-from sandbox_k8s import ClientConfig, ClusterError, KubernetesConfig, SandboxSpec
+from sandbox_k8s import (
+    ClientConfig,
+    ClusterError,
+    FencedError,
+    KubernetesConfig,
+    SandboxClient,
+    SandboxSpec,
+    double_owners,
+)
 from sandbox_k8s.clock import SystemClock
 from sandbox_k8s.kubernetes import records
 from sandbox_k8s.kubernetes.access import ApiAccess
 from sandbox_k8s.kubernetes.api import ConflictError, PodApi, PodMissingError
 from sandbox_k8s.kubernetes.manifest import pod_manifest, pod_name
+from sandbox_k8s.testing import FakeCluster, FakeClusterConfig
 
 from .virtual_cluster import VirtualCluster
 from .virtual_network import Network, VirtualApi
@@ -82,6 +93,31 @@ def test_in_memory() -> None:
         await contract(VirtualApi(cluster, Network(chance), CONFIG, clock, "test"), CONFIG)
 
     run(on_memory())
+
+
+@pytest.mark.anyio
+async def test_a_pod_without_a_process_keeps_the_rules_and_the_log_of_one_with(tmp_path: Path) -> None:
+    with FakeCluster(FakeClusterConfig(pods="status", speed=50)) as cluster:
+        config = msgspec.structs.replace(
+            CONFIG, kubeconfig=cluster.kubeconfig, run_key_file=tmp_path / "run.key", data_path="api_proxy"
+        )
+        async with SandboxClient.kubernetes(config) as one, SandboxClient.kubernetes(config) as two:
+            sandbox = await one.start()
+            guest = await one.attach(sandbox.handle, take_ownership=False)
+            taken = await two.attach(sandbox.handle)
+            with pytest.raises(FencedError):
+                await sandbox.renew()
+            with pytest.raises(FencedError, match="only the owner, epoch 2"):
+                await guest.renew()
+            log = await taken.log()
+            assert [(line.what, line.epoch) for line in log if line.what in ("fence", "refused")] == [
+                ("fence", 1),
+                ("fence", 2),
+                ("refused", 1),
+                ("refused", None),
+            ]
+            assert double_owners(log) == ()
+            assert await taken.log(log[-1].number) == ()
 
 
 @pytest.mark.anyio

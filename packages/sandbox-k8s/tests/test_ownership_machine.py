@@ -20,7 +20,7 @@ from sandbox_k8s import Sandbox
 from sandbox_k8s.run_key import RunKey
 
 from .virtual_time import VirtualLoop
-from .virtual_workers import SKEW_S, Worker, World
+from .virtual_workers import RECORD_LASTS_S, SKEW_S, Worker, World
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
 WHO = st.integers(0, 2)
@@ -146,6 +146,19 @@ class Owners(RuleBasedStateMachine):
     @rule(trouble=st.sampled_from([0.0, 0.3]))
     def sweep(self, trouble: float) -> None:
         self.loop.run_until_complete(self.world.sweep(trouble))
+
+    @precondition(lambda self: self.world.cluster.pods)
+    @rule(
+        which=WHICH,
+        after_s=st.floats(-3.0, 9.0),
+        lag_s=st.sampled_from([0.0, 0.5, 3.0]),
+        down=st.booleans(),
+        waits=st.booleans(),
+    )
+    def sweep_when_due(self, which: int, after_s: float, lag_s: float, down: bool, waits: bool) -> None:
+        self.now(partial(self.world.sweep_when_due, which, after_s, lag_s, down=down))
+        if waits:
+            self.go(RECORD_LASTS_S)
 
     @precondition(lambda self: self.world.cluster.launchers)
     @rule(which=WHICH)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sandbox_k8s import SandboxClient, SandboxSpec, SandboxStartError
+from sandbox_k8s import Sandbox, SandboxClient, SandboxSpec, SandboxStartError
 from sandbox_k8s.kubernetes.breaker import ImageBreakers
 from sandbox_k8s.kubernetes.config import Injection, KubernetesConfig
 from sandbox_k8s.kubernetes.diagnosis import Diagnosis, diagnose
@@ -125,6 +125,14 @@ def test_a_server_that_asks_to_wait_is_obeyed_also_by_those_that_come_later() ->
     assert len(pacer.admit(7, 9)) == 1
 
 
+def test_a_server_that_asks_for_a_day_is_asked_again_after_a_minute() -> None:
+    pacer = Pacer(first=4, most=8)
+    pacer.overloaded(0, 0, retry_after_s=86400)
+    pacer.ask()
+    assert pacer.wake_s() == 60
+    assert len(pacer.admit(60, 9)) == 1
+
+
 def test_an_api_server_that_becomes_slow_slows_starts_down() -> None:
     pacer = Pacer(first=64, most=64)
     assert not any(pacer.answered(0.02, now_s) for now_s in range(50))
@@ -220,6 +228,27 @@ async def test_an_image_that_is_missing_is_asked_for_three_times_only(
     assert [one.message for one in caplog.records if "no start of it" in one.message] == [
         "image example.com/missing:1: image_not_found: no start of it for 300 s"
     ]
+
+
+@pytest.mark.anyio
+async def test_what_failing_starts_wait_for_is_logged_once_while_they_wait(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two minutes of silence although the first event had told the cause."""
+    config = config_of(cluster, tmp_path, failing_timeout_s=0.3)
+    for _ in range(3):
+        cluster.doom("image-registry-refused")
+    async with SandboxClient.kubernetes(config) as client:
+        assert not any(isinstance(one, Sandbox) for one in await client.start_many([SandboxSpec()] * 3))
+        cluster.doom("image-registry-refused")
+        (found,) = await client.prefetch(["example.com/b:1"], ["node-1"])
+        assert found.diagnosis is not None
+    said = [one.message for one in caplog.records if "is given up after 0 s of it" in one.message]
+    assert [one.partition(" is failing")[0] for one in said] == [
+        "a start",
+        "image example.com/b:1 on node node-1",
+    ]
+    assert all("image_registry_unreachable: container " in one for one in said)
 
 
 @pytest.mark.anyio

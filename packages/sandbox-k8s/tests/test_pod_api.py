@@ -11,10 +11,11 @@ from typing import Any, cast
 import anyio
 import msgspec
 import pytest
-from sandbox_k8s import ClusterError, Injection, KubernetesConfig
+from sandbox_k8s import ClusterError, Injection, KubernetesConfig, SandboxStartError
 from sandbox_k8s.clock import SystemClock
 from sandbox_k8s.kubernetes.access import ApiAccess
 from sandbox_k8s.kubernetes.api import ConflictError, PodApi, PodMissingError
+from sandbox_k8s.kubernetes.starting import until_ready
 from sandbox_k8s.kubernetes.streams import ApiStreams
 from sandbox_k8s.kubernetes.watch import FollowedPod, PodWatch
 from sandbox_k8s.stats import ClientStats
@@ -133,14 +134,23 @@ class PlainAccess:
     timeout = urllib3.Timeout
     no_answer = (urllib3.exceptions.HTTPError, OSError)
 
-    def __init__(self, port: int) -> None:
-        self.base_url = f"http://127.0.0.1:{port}/"
-
     def new_pool(self) -> Any:
         return urllib3.PoolManager(retries=False)
 
+    def __init__(self, port: int) -> None:
+        self.base_url = f"http://127.0.0.1:{port}/"
+        self.renewed = 0
+
     def options(self) -> dict[str, Any]:
+        assert threading.current_thread() is not threading.main_thread(), "it may run a program for seconds"
         return {"headers": {}}
+
+    def known_options(self) -> dict[str, Any]:
+        return {"headers": {}}
+
+    def renew(self) -> bool:
+        self.renewed += 1
+        return True
 
 
 @pytest.fixture
@@ -188,6 +198,39 @@ async def test_a_request_is_given_up_when_patience_ends(server: Server) -> None:
         await api.delete("p", uid="u")
     assert len(server.asked) == 1
     api.close()
+
+
+async def test_a_wait_that_the_server_asks_for_is_no_longer_than_patience(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One answer with Retry-After: 86400 held a request, and every start, for a day."""
+    access = cast("ApiAccess", PlainAccess(server.server_address[1]))
+    api = PodApi(access, msgspec.structs.replace(CONFIG, api_patience_s=0.2), SystemClock())
+    server.pods += [answer(429, b"", Retry_After="86400")] * 4
+    with anyio.fail_after(5), caplog.at_level(logging.WARNING, logger="sandbox_k8s"):
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="HTTP 429"):
+                await api.get("p")
+    assert len(server.asked) == 4
+    assert caplog.text.count("it asks to wait 86400 s") == 1
+    api.close()
+
+
+async def test_who_is_refused_for_what_he_is_asks_again_with_what_is_known_now(
+    server: Server, api: PodApi
+) -> None:
+    """The token of a kubeconfig was replaced: every request was refused until the client was opened anew."""
+    refused = answer(401, status(401, "Unauthorized"))
+    server.pods += [refused, answer(200, pod()), refused, refused]
+    assert (await api.get("p"))["metadata"]["uid"] == "u"
+    with pytest.raises(ClusterError, match="credentials_refused"):
+        await api.get("p")
+    assert len(server.asked) == 4
+
+
+async def test_an_answer_that_is_no_object_is_no_answer(server: Server, api: PodApi) -> None:
+    server.pods += [answer(200, []), answer(200, pod())]
+    assert (await api.get("p"))["metadata"]["uid"] == "u"
 
 
 @pytest.mark.parametrize("lost", [cut, answer(504, status(504, "Timeout")), answer(200, b'{"meta')])
@@ -260,6 +303,17 @@ async def test_a_list_comes_page_by_page_and_begins_again_when_a_page_expired(
     assert [one["metadata"]["name"] for one in found.items] == ["a", "b"]
     assert "continue=more" in server.queries[1]
     assert "continue" not in server.queries[2]
+
+
+async def test_a_list_whose_pages_always_expire_is_given_up(server: Server) -> None:
+    access = cast("ApiAccess", PlainAccess(server.server_address[1]))
+    api = PodApi(access, msgspec.structs.replace(CONFIG, api_patience_s=0.3), SystemClock())
+    first = answer(200, {"items": [pod("a")], "metadata": {"continue": "more", "resourceVersion": "1"}})
+    server.pods += [first, answer(410, status(410, "Expired"))] * 500
+    with anyio.fail_after(5), pytest.raises(ClusterError, match="HTTP 410"):
+        await api.list("x=y")
+    assert len(server.asked) < 60
+    api.close()
 
 
 @asynccontextmanager
@@ -388,3 +442,86 @@ async def test_a_refused_watch_is_said_and_tried_again(
             await until(followed, "13")
     assert stats.watch_failures == 1
     assert "permission_denied" in caplog.text
+
+
+async def test_one_refusal_does_not_end_the_starts_that_wait(server: Server, api: PodApi) -> None:
+    """A token that was just renewed: all starts in flight failed for good."""
+    access = cast("PlainAccess", api.access)
+    refused = answer(401, status(401, "Unauthorized"))
+    later = {"type": "MODIFIED", "object": pod(version="13", deletionTimestamp="2026-01-01T00:00:00Z")}
+    server.pods += [listing(pod()), refused, stream(later, end="silent")]
+    async with watching(server, api, "p") as ([followed], stats):
+        with pytest.raises(SandboxStartError, match="being deleted"):
+            await until_ready(followed, CONFIG, lambda found: None)
+        assert (stats.watch_failures, access.renewed) == (1, 1)
+
+
+async def test_refusals_that_last_end_the_starts_that_wait(
+    server: Server, api: PodApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox_k8s.kubernetes.watch._SURE_S", 0.1)
+    refused = answer(403, status(403, "Forbidden", message='User "x" cannot watch resource "pods"'))
+    server.pods += [listing(pod()), *[refused] * 9]
+    async with watching(server, api, "p") as ([followed], stats):
+        with pytest.raises(ClusterError, match="permission_denied"):
+            await until_ready(followed, CONFIG, lambda found: None)
+        assert stats.watch_failures == 2
+
+
+async def test_versions_that_expire_as_soon_as_they_are_listed_are_not_listed_without_a_pause(
+    server: Server, api: PodApi
+) -> None:
+    """It listed all pods a thousand times per second for as long as that lasted."""
+    gone = stream({"type": "ERROR", "object": status(410, "Expired")})
+    server.pods += [*[listing(pod()), gone] * 3, listing(pod(version="40"), version="41"), hold]
+    async with watching(server, api, "p") as ([followed], stats):
+        begun_s = anyio.current_time()
+        await until(followed, "40")
+        assert anyio.current_time() - begun_s > 0.5, "at once, after 0.2 s, after 0.4 s"
+        assert stats.watch_failures == 2
+
+
+@pytest.mark.parametrize(
+    "about", [{"kind": "Pod", "namespace": "ns"}, None], ids=["without a name", "about nothing"]
+)
+async def test_an_odd_event_does_not_end_the_client(
+    server: Server, api: PodApi, about: dict[str, str] | None
+) -> None:
+    """Anybody who may write events ended every client of the namespace, and so its sandboxes."""
+    metadata = {"uid": "e1", "resourceVersion": "4"}
+    odd = {"type": "ADDED", "object": {"metadata": metadata, "involvedObject": about}}
+    good = {"metadata": metadata, "involvedObject": {"kind": "Pod", "name": "p"}}
+    goes_on = stream({"type": "ADDED", "object": good}, end="silent")
+    server.pods += [listing(pod()), hold]
+    again = answer(200, {"items": [], "metadata": {"resourceVersion": "5"}})
+    server.events += [stream(odd), *([] if about else [again]), goes_on]
+    async with watching(server, api, "p") as ([followed], stats):
+        while not followed.events:
+            await followed.changed.wait()
+        assert stats.task_faults == (0 if about else 1)
+
+
+async def test_a_line_that_is_no_json_begins_a_watch_anew(
+    server: Server, api: PodApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoiled(handler: Handler) -> None:
+        begin_stream(handler)
+        handler.wfile.write(b"7\r\n<html>\n\r\n0\r\n\r\n")
+
+    server.pods += [listing(pod()), spoiled, listing(pod(version="40"), version="41"), hold]
+    async with watching(server, api, "p") as ([followed], stats):
+        await until(followed, "40")
+        assert stats.task_faults == 1
+    assert "the watch of pods failed and goes on" in caplog.text
+
+
+async def test_a_start_whose_pod_is_gone_without_a_trace_ends_at_once(server: Server, api: PodApi) -> None:
+    """The API server was away while it was deleted: the start waited out its time, and held its turn."""
+    gone = {"type": "ERROR", "object": status(410, "Expired")}
+    server.pods += [listing(pod("q", "8")), stream(gone), listing(version="50")]
+    server.named["GET pods/q"] = [answer(404, status(404, "NotFound"))]
+    async with watching(server, api, "q") as ([followed], _):
+        with pytest.raises(SandboxStartError, match="deleted: it is gone") as failed:
+            await until_ready(followed, CONFIG, lambda found: None)
+        assert failed.value.diagnosis is not None
+        assert (failed.value.diagnosis.failure, failed.value.retryable) == ("deleted", True)

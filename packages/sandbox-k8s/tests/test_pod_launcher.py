@@ -144,6 +144,7 @@ def test_it_is_small_and_nothing_of_it_leaks(pod: Callable[..., Pod]) -> None:
     shown.pop("SHLVL")
     assert shown == {
         "PATH": "/bin", "GIVEN": "yes", "PWD": "/", "SANDBOX_ID": "sbx", "TERM": "dumb", "LANG": "C.UTF-8",
+        "HOME": "/state/home",  # this user has none in the image
     }  # fmt: skip
     assert one.run("python3") == "Python 3.6.8\n"
     said = one.ask("/execute", {"command": ["cat", "/proc/self/status"]})[1]["stdout"]
@@ -269,11 +270,25 @@ def test_orphans_are_reaped(pod: Callable[..., Pod], first: bool) -> None:
     assert one.run("while ps -o stat,args | grep -q '^Z'; do sleep 0.01; done; echo none") == "none\n"
 
 
+def test_whoever_has_no_home_gets_one_that_can_be_written_to(pod: Callable[..., Pod]) -> None:
+    """Container runtimes say ``/`` for a user that the image does not know."""
+    for home in ("/", "/nowhere"):
+        one = pod("--setenv", "HOME", home)
+        assert one.run("touch ~/.gitconfig; echo $?; ls -A ~; echo $HOME") == "0\n.gitconfig\n/state/home\n"
+    assert pod("--setenv", "HOME", "/bin").run("echo $HOME") == "/bin\n", "the image's own is kept"
+    assert pod(env={"HOME": "/nowhere"}).run("echo $HOME") == "/nowhere\n", "so is what was asked for"
+
+
 def test_an_older_owner_is_fenced(pod: Callable[..., Pod]) -> None:
     one = pod()
     assert one.ask("/sbx/fence", {"epoch": 2})[1] == {"epoch": 2}
     assert one.ask("/sbx/lease", {}, X_Sandbox_Epoch="1")[1]["error"] == "fenced"
     assert one.ask("/sbx/lease", {}, X_Sandbox_Epoch="2")[0] == 200
+    one.outside.kill()
+    one.end()
+    again = pod()  # the pod's next container
+    assert again.ask("/sbx/info")[1]["epoch"] == 2
+    assert again.ask("/sbx/fence", {"epoch": 1})[1]["error"] == "fenced"
 
 
 def test_a_session_without_bash(pod: Callable[..., Pod]) -> None:

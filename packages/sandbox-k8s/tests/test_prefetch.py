@@ -74,6 +74,36 @@ async def test_an_image_that_is_missing_is_named_for_each_node(
     assert cluster.pods() == []
 
 
+async def test_an_image_of_which_nothing_can_be_started_is_there_all_the_same(
+    cluster: FakeCluster, fake_config: KubernetesConfig
+) -> None:
+    """Without a tools image (the command line knows none) there is no loader to run."""
+    cluster.doom("start-error-never")
+    async with SandboxClient.kubernetes(fake_config) as client:
+        (found,) = await client.prefetch(["example.com/present:1"], ["n1"])
+    assert found.diagnosis is None
+
+
+async def test_a_node_that_is_not_there_is_named_at_once(
+    cluster: FakeCluster, fake_config: KubernetesConfig
+) -> None:
+    async with SandboxClient.kubernetes(fake_config) as client:
+        found = await client.prefetch(["example.com/a:1"], ["nope", "n1"])
+        assert {one.node: one.diagnosis and one.diagnosis.why for one in found} == {
+            "n1": None,
+            "nope": "there is no node 'nope'",
+        }
+        assert cluster.requests["POST pods"] == 1
+        cluster.forbid("get", "nodes")
+        assert [one.diagnosis for one in await client.prefetch(["example.com/a:1"], ["n1"])] == [None]
+
+
+def test_prefetch_is_about_clusters_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prefetch", "--root", "/tmp/x", "a:1"])
+    assert "unrecognized arguments: --root" in capsys.readouterr().err
+
+
 async def test_labels_choose_nodes(cluster: FakeCluster, fake_config: KubernetesConfig) -> None:
     async with SandboxClient.kubernetes(fake_config) as client:
         found = await client.prefetch(["example.com/a:1"], {"kubernetes.io/hostname": "n2"})

@@ -15,7 +15,8 @@ from sandbox_k8s.kubernetes import classify_refusal, says_pod_is_missing
 from sandbox_k8s.kubernetes.api import refusal
 from sandbox_k8s.kubernetes.starting import until_ready
 from sandbox_k8s.kubernetes.watch import FollowedPod
-from sandbox_k8s.transport import AddressRoute, LauncherClient
+from sandbox_k8s.routes import AddressRoute
+from sandbox_k8s.transport import LauncherClient
 
 FOLDER = Path(__file__).parent / "recordings"
 REFUSED = {
@@ -152,6 +153,7 @@ async def refusing(request: web.Request) -> web.Response:
 
 class Address(AddressRoute):
     def __init__(self, url: str) -> None:
+        super().__init__("localhost", 1)
         self.base_url = url
 
 

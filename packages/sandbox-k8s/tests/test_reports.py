@@ -5,8 +5,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
+from aiohttp import web
 from sandbox_k8s import (
     BackendUnavailableError,
     ClientConfig,
+    ClientStats,
     Injection,
     LocalConfig,
     PodPlace,
@@ -28,13 +31,21 @@ from sandbox_k8s import (
 )
 from sandbox_k8s.kubernetes import records
 from sandbox_k8s.kubernetes.access import ApiAccess
-from sandbox_k8s.kubernetes.api import Listing
 from sandbox_k8s.kubernetes.backend import KubernetesBackend
 from sandbox_k8s.kubernetes.config import KubernetesConfig
-from sandbox_k8s.kubernetes.paths import ProxyRoute
+from sandbox_k8s.kubernetes.forward import PortForwards
+from sandbox_k8s.kubernetes.listing import Listing
+from sandbox_k8s.kubernetes.paths import DataPaths, ProxyRoute
 from sandbox_k8s.kubernetes.streams import ApiStreams
+from sandbox_k8s.routes import AddressRoute, UnixRoute
+from sandbox_k8s.run_key import RunKey
 from sandbox_k8s.testing import FakeCluster
-from sandbox_k8s.transport import AddressRoute, UnixRoute
+from sandbox_k8s.testing.kubeconfig import kubeconfig
+from sandbox_k8s.transport import LauncherClient
+
+from .virtual_network import quiet
+from .virtual_time import run
+from .virtual_workers import World
 
 pytestmark = pytest.mark.anyio
 in_a_process = pytest.mark.parametrize("place", ["process"], indirect=True)
@@ -74,8 +85,11 @@ async def test_no_call_is_under_the_http_librarys_own_time_limit(
 
 
 @in_a_process
-async def test_silence_in_the_middle_of_a_command_ends_the_call(config: ClientConfig) -> None:
+async def test_silence_in_the_middle_of_a_command_ends_the_call(
+    config: ClientConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kubernetes-client/python#1132, kubernetes/kubernetes#67457: a call that never returned."""
+    monkeypatch.setattr("sandbox_k8s.launcher.execute.OVERRUN_S", 0.1)  # what killing may take
     assert isinstance(config, LocalConfig)
     async with SandboxClient.local(msgspec.structs.replace(config, answer_margin_s=0.1)) as client:
         sandbox = await client.start()
@@ -262,19 +276,96 @@ def all_processes() -> str:
     return subprocess.run(["ps", "-wweo", "args="], capture_output=True, text=True, check=True).stdout
 
 
-@in_a_fake_pod
-async def test_nothing_limits_how_many_requests_are_under_way(pods: KubernetesConfig, tmp_path: Path) -> None:
-    """huggingface/trl#5847: aiohttp's 100 connections were the limit of 512 rollouts."""
-    access = ApiAccess(pods)
-    routes = [AddressRoute("127.0.0.1", 1), UnixRoute(tmp_path / "s"), ProxyRoute(access, "ns", "p", 1)]
-    connectors = [route.connector() for route in routes]
-    streams = ApiStreams(access)
-    async with streams.opened():
-        for connector in (*connectors, streams._http.connector):
-            assert connector is not None
-            assert (connector.limit, connector.limit_per_host) == (0, 0)
-    for connector in connectors:
-        await connector.close()
+async def test_nothing_limits_how_many_requests_are_under_way(tmp_path: Path) -> None:
+    """huggingface/trl#5847: aiohttp's 100 connections were the limit of 512 rollouts.
+
+    Here a server answers nobody until all have asked.
+    """
+    many, asked, everybody = 110, 0, anyio.Event()
+
+    async def hold(request: web.Request) -> web.Response:
+        nonlocal asked, everybody
+        asked, all_here = asked + 1, everybody
+        if asked == many:
+            asked, everybody = 0, anyio.Event()
+            all_here.set()
+        await all_here.wait()
+        return web.Response(text="{}\n", content_type="application/json")
+
+    async def at_once(ask: Callable[[], Awaitable[object]]) -> None:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(many):
+                    tasks.start_soon(ask)
+
+    async with serving(hold, tmp_path) as (port, socket):
+        (tmp_path / "kubeconfig").write_text(kubeconfig(f"http://127.0.0.1:{port}", None))
+        config = KubernetesConfig(injection=Injection(kind="baked"), kubeconfig=tmp_path / "kubeconfig")
+        access = ApiAccess(config)
+        streams = ApiStreams(access)
+        paths = DataPaths(config, access, PortForwards(streams, "ns"), ClientStats())
+        async with streams.opened(), paths.opened():
+            proxy = ProxyRoute(access, "ns", "pod", 1, paths._shared)
+            for route in (AddressRoute("127.0.0.1", port), UnixRoute(socket), proxy):
+                launcher = LauncherClient(route, "token", 1, margin_s=30.0, where="here")
+                await at_once(partial(launcher.call, "/sbx/lease", {}))
+                await launcher.close()
+
+            async def watch() -> None:
+                assert [one async for one in streams.watch("/api/v1/pods", {}, 30.0)] == [{}]
+
+            await at_once(watch)
+
+
+@asynccontextmanager
+async def serving(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], folder: Path
+) -> AsyncIterator[tuple[int, Path]]:
+    """A server on a port and on a unix socket that answers everything so."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        tcp, unix = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024), folder / "s"
+        await tcp.start()
+        await web.UnixSite(runner, str(unix), backlog=1024).start()
+        yield runner.addresses[0][1], unix
+    finally:
+        await runner.cleanup()
+
+
+def test_readiness_is_seen_when_it_comes(tmp_path: Path) -> None:
+    """opensandbox-group/OpenSandbox#969: what was watched got ready 26 s after the pod.
+
+    Many at once, and an API server that is away for a while; in virtual time, with the real client.
+    """
+    late_s: list[float] = []
+
+    async def life() -> None:
+        async with anyio.create_task_group() as tasks:
+            world = World(1, RunKey(tmp_path / "run.key"), tasks)
+            worker, cluster = await world.worker(), world.cluster
+
+            async def start(back_s: float) -> None:
+                sandbox = await worker.start()
+                ready_s = cluster.launchers[f"sbx-{sandbox.id}"].began_s
+                late_s.append(cluster.now_s() - max(ready_s, back_s))
+
+            for away_s in (0.0, 5.0):
+                back_s = cluster.now_s() + 0.08 + away_s
+                async with anyio.create_task_group() as starting:
+                    for _ in range(16):
+                        starting.start_soon(start, back_s)
+                    await anyio.sleep(0.08)
+                    cluster.break_api(away_s)
+            await world.end()
+
+    with quiet():
+        run(life())
+    assert len(late_s) == 32
+    assert max(late_s[:16]) < 0.2, "three messages to the launcher"
+    assert max(late_s) < 5.0, "and a pause between two tries to watch"
 
 
 def test_credentials_of_a_service_account_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,11 @@
 """Used sandboxes: brought back to what they were, proven, or stopped. In every kind of place."""
 
+import os
+import select
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
 import msgspec
 import pytest
 from sandbox_k8s import (
@@ -11,6 +17,13 @@ from sandbox_k8s import (
     SandboxNotFoundError,
 )
 from sandbox_k8s.kubernetes.config import KubernetesConfig
+from sandbox_k8s.launcher.box import Box, BoxSettings
+from sandbox_k8s.launcher.execute import CutOffError
+from sandbox_k8s.launcher.kept import content, untouched
+from sandbox_k8s.launcher.ownership import AloneError, Ownership
+from sandbox_k8s.launcher.ownership import FencedError as OldOwnerError
+from sandbox_k8s.launcher.repository import git_files
+from sandbox_k8s.launcher.tenure import Caller
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +52,8 @@ printf '*.py filter=evil\\n' > .git/info/attributes
 printf secret > /tmp/left; mkdir -p /tmp/dir/.hidden; printf z > ~/.bashrc; printf q > ~/.profile-of-mine
 mv third away; mv other third; mv away other; chmod 777 other; touch .git/index.lock
 mkdir ~/.cache; printf w > ~/.cache/w
+touch -d 1980-01-01 other/a.py .gitignore ~ . .git/config
+find .git/objects -type f -exec touch -h -d 1980-01-01 {} +
 setsid sh -c 'trap "" TERM HUP; while :; do touch /tmp/alive; sleep 0.01; done' > /dev/null 2>&1 < /dev/null &
 """
 
@@ -58,7 +73,9 @@ async def marked(client: SandboxClient, place: str) -> Sandbox:
 
 async def listing(sandbox: Sandbox) -> bytes:
     shown = await sandbox.execute(
-        "cd repo && git status --porcelain && git log --all --oneline && git stash list && git config --list"
+        "cd repo && find . ~ /tmp -not -path './.git' -not -path './.git/index' -printf '%p %t %m\\n'"
+        " | sort; git diff-files --quiet; echo $?; git diff-index --quiet HEAD; echo $?"
+        "; git status --porcelain && git log --all --oneline && git stash list && git config --list"
         " && find . ~ /tmp -not -path './.git/*' | sort && find . -type f -not -path './.git/*'"
         " -exec sha256sum {} + | sort && stat -c '%a %n' src run src/a.py build && cat ~/.profile-of-mine"
     )
@@ -101,6 +118,8 @@ async def test_those_who_used_it_are_fenced(marked: Sandbox) -> None:
             "repo/build",
         ),
         ("cd repo && git commit -q --allow-empty -m x && git gc -q --prune=now", "objects"),
+        ("prlimit --pid 1 --fsize=8192:8192", "the launcher's RLIMIT_FSIZE"),
+        ("for one in /proc/1/task/*; do renice -n 5 -p ${one##*/}; done", "the launcher's scheduling"),
     ],
 )
 async def test_what_cannot_be_brought_back_is_refused_and_stopped(
@@ -110,7 +129,7 @@ async def test_what_cannot_be_brought_back_is_refused_and_stopped(
     with pytest.raises(ResetRefusedError, match="not what it was") as refused:
         await marked.reset()
     assert any(said in line for line in refused.value.differences), refused.value.differences
-    assert client.stats.resets_refused == 1
+    assert (client.stats.resets_refused, refused.value.stopped) == (1, True)
     with pytest.raises(SandboxNotFoundError):
         await client.attach(marked.handle)
 
@@ -121,8 +140,10 @@ async def test_a_busy_or_unmarked_sandbox_is_refused(client: SandboxClient, plac
     await sandbox.session()
     with pytest.raises(ResetRefusedError, match=reason):
         await sandbox.mark_clean()
-    with pytest.raises(ResetRefusedError, match="marked as clean"):
+    with pytest.raises(ResetRefusedError, match="never marked as clean") as refused:
         await sandbox.reset()
+    assert not refused.value.stopped
+    assert (client.stats.resets_refused, (await sandbox.execute("true")).exit_code) == (0, 0)
 
 
 async def test_without_git_small_files_of_the_home_come_back(client: SandboxClient, place: str) -> None:
@@ -138,6 +159,149 @@ async def test_without_git_small_files_of_the_home_come_back(client: SandboxClie
     await fresh.execute("printf changed > data")
     with pytest.raises(ResetRefusedError):
         await fresh.reset()
+
+
+QUEUE = """
+import ctypes, os
+kernel = ctypes.CDLL(None)
+queue = kernel.mq_open(b"/left", os.O_CREAT | os.O_RDWR, 0o600, None)
+assert kernel.mq_send(queue, b"hello", 5, 0) == 0
+"""
+PEEK = """
+import os
+maps = open("/proc/1/maps").read()
+os.open("/proc/1/mem", os.O_RDWR)
+"""
+ATTRIBUTES = """
+import os
+for path in ("repo/src/deep/b.py", "repo/.git/config", "/home/sandbox/.profile-of-mine"):
+    os.setxattr(path, "user.left", b"payload")
+"""
+LOOK = """
+import os
+print([os.listxattr(path) for path in ("repo/src/deep/b.py", "repo/.git/config")])
+print(os.path.exists("/dev/mqueue/left"))
+"""
+FILTER = """
+cd repo && printf '*.py filter=slow\\n' > .gitattributes && git add -A && git commit -qm filtered
+git config filter.slow.smudge "setsid sleep 1000 > /dev/null 2>&1 < /dev/null & cat"
+"""
+
+
+@pytest.mark.parametrize("place", ["bubblewrap"], indirect=True)
+async def test_what_lies_beside_the_bytes_of_files_is_gone(marked: Sandbox) -> None:
+    """Attributes of files, message queues, and what a filter of git leaves running."""
+    assert (await marked.execute(FILTER)).exit_code == 0
+    await marked.mark_clean("repo")
+    for code in (QUEUE, ATTRIBUTES):
+        left = await marked.execute(["python3", "-c", code])
+        assert left.exit_code == 0, left
+    fresh = await marked.reset()
+    looked = await fresh.execute(["python3", "-c", LOOK])
+    assert looked.stdout == b"[[], []]\nFalse\n", looked
+    quiet = await fresh.execute("cd repo && git diff-files --quiet && ! pgrep sleep")
+    assert quiet.exit_code == 0, quiet
+
+
+@pytest.mark.parametrize("place", ["bubblewrap"], indirect=True)
+async def test_commands_do_not_see_the_launchers_memory(client: SandboxClient) -> None:
+    """The clean state is in there, and the key of each request."""
+    looked = await (await client.start()).execute(["python3", "-c", PEEK])
+    assert (looked.exit_code, b"PermissionError" in looked.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("place", ["fake", "kubernetes"], indirect=True)
+async def test_the_launchers_own_file_in_a_pod_is_written_again(client: SandboxClient) -> None:
+    sandbox = await client.start()
+    await sandbox.mark_clean()
+    path = "/run/sandbox-k8s/epoch"
+    spoils = (f"echo secret > {path}", f"rm {path}; mkdir -p {path}/x", f"rm -r {path}; ln -s /etc {path}")
+    for spoil in spoils:
+        assert (await sandbox.execute(spoil)).exit_code == 0
+        sandbox = await sandbox.reset()
+        held = await sandbox.execute(f"cat {path}; stat -c %F {path}")
+        assert held.stdout == b"%dregular file\n" % sandbox.handle.epoch
+
+
+def _box(folder: Path) -> Box:
+    return Box(BoxSettings({}, "/", folder), Ownership(None, 0.0))
+
+
+def test_nobody_disturbs_a_mark_or_a_reset(tmp_path: Path) -> None:
+    """What a guest did meanwhile was taken for the clean state, or handed out."""
+    box = _box(tmp_path)
+    box.fence(1)
+    with box.operation("write"), box.operation("command", Caller(1)) as marking:
+        _refused(lambda: box.alone(marking, cut=False), "1 requests of others")
+    with box.operation("command", Caller(1)) as marking:
+        box.alone(marking, cut=False)
+        for caller in (Caller(), Caller(1)):
+            _refused(lambda who=caller: box.operation("write", who).__enter__(), "marked or reset")
+    with box.operation("write"):
+        pass
+
+
+def _refused(act: Callable[[], object], why: str) -> None:
+    with pytest.raises(AloneError, match=why):
+        act()
+
+
+def test_a_reset_ends_what_guests_do_and_a_new_owner_ends_a_reset(tmp_path: Path) -> None:
+    box = _box(tmp_path)
+    box.fence(1)
+    begun, ended = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with box.operation("write") as wake:
+            begun.set()
+            select.select([wake.read_fd], [], [])
+            ended.set()
+
+    guest = threading.Thread(target=write, daemon=True)
+    guest.start()
+    begun.wait()
+    owner = threading.Thread(target=box.fence, args=(2,), daemon=True)
+
+    def reset() -> None:
+        with box.operation("command", Caller(1)) as resetting:
+            box.alone(resetting, cut=True)
+            assert ended.is_set()
+            owner.start()
+            select.select([resetting.read_fd], [], [])
+            with pytest.raises(CutOffError):
+                box.keep_epoch(resetting)
+
+    with pytest.raises(OldOwnerError):
+        reset()
+    owner.join()
+    guest.join()
+    with box.operation("write", Caller(2)):
+        pass
+
+
+def test_a_file_is_untouched_whatever_the_clock_says(tmp_path: Path) -> None:
+    """A change time before the mark was believed, and clocks are set back."""
+    path = tmp_path / "file"
+    path.write_text("one")
+    was = content(str(path))
+    assert untouched(str(path), was)
+    while path.stat().st_ctime_ns == was.seen[0]:
+        path.write_text("two")
+        os.utime(path, ns=(was.mtime_ns, was.mtime_ns))
+    assert not untouched(str(path), was)
+
+
+def test_objects_of_submodules_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """A repository with a submodule of 40 MB could not be marked."""
+    for folder in (".git", ".git/modules/sub", ".git/modules/deep/er"):
+        (tmp_path / folder / "objects/ab").mkdir(parents=True)
+        (tmp_path / folder / "HEAD").write_text("ref: refs/heads/main")
+        (tmp_path / folder / "objects/ab/cd").write_text("object")
+    (tmp_path / ".git/refs/heads/objects").mkdir(parents=True)
+    (tmp_path / ".git/refs/heads/objects/x").write_text("a branch of that name")
+    kept, objects = git_files(str(tmp_path))
+    assert len(objects) == 3
+    assert sorted(Path(one).name for one in kept) == ["HEAD", "HEAD", "HEAD", "x"]
 
 
 @pytest.mark.cluster

@@ -10,10 +10,11 @@ from sandbox_k8s.run_key import RunKey
 
 from .virtual_network import quiet
 from .virtual_time import run
-from .virtual_workers import Worker, World
+from .virtual_workers import RECORD_LASTS_S, Worker, World
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
 SEED = int(os.environ.get("SANDBOX_K8S_SEED", "0"))
+STEPS = int(os.environ.get("SANDBOX_K8S_STEPS", "6"))
 
 
 async def schedule(seed: int, key: RunKey, steps: int = 14) -> World:
@@ -58,8 +59,10 @@ async def _step(world: World) -> None:
             "skew",
             "reap",
             "restart",
+            "due",
+            "down",
         ),
-        (6, 2, 4, 3, 3, 5, 1, 3, 2, 3, 1, 4, 1),
+        (6, 2, 4, 3, 3, 5, 1, 3, 2, 3, 1, 4, 1, 2, 3),
     )[0]
     mine = list(worker.mine.values())
     if kind in ("use", "write", "detach", "stop") and mine:
@@ -87,6 +90,10 @@ async def _step(world: World) -> None:
         worker.clock.skew_s = world.skew_s()
     elif kind == "reap":
         await world.sweep(chance.choice((0.0, 0.3)))
+    elif kind in ("due", "down"):
+        lag_s = chance.choice((0.0, 0.5, 3.0))
+        world.sweep_when_due(chance.randrange(3), chance.uniform(-3.0, 9.0), lag_s, down=kind == "down")
+        await anyio.sleep(chance.choice((0.0, RECORD_LASTS_S)))
     elif kind == "restart" and world.cluster.launchers:
         world.cluster.restart_container(chance.choice(list(world.cluster.launchers)))
     elif len(world.cluster.pods) < 3:
@@ -94,14 +101,14 @@ async def _step(world: World) -> None:
 
 
 def lives(seeds: range, key: RunKey, steps: int = 14) -> None:
-    """Run the schedules of those seeds; one that fails is named, and SANDBOX_K8S_SEED=N runs it again."""
+    """Run the schedules of those seeds; one that fails is named, and what runs it again."""
     for seed in seeds:
         try:
             with quiet():
                 run(schedule(seed, key, steps))
         except BaseException as problem:
             raise AssertionError(
-                f"schedule {seed} of {steps} steps; again with SANDBOX_K8S_SEED={seed}"
+                f"schedule {seed}; again with SANDBOX_K8S_SEED={seed} SANDBOX_K8S_STEPS={steps}"
             ) from problem
 
 
@@ -111,7 +118,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> RunKey:
 
 
 def test_300_schedules(key: RunKey) -> None:
-    lives(range(SEED, SEED + 1) if SEED else range(300), key, steps=14 if SEED else 6)
+    lives(range(SEED, SEED + 1) if SEED else range(300), key, STEPS)
 
 
 @pytest.mark.slow

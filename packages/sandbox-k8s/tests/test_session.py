@@ -1,10 +1,16 @@
 """A shell that remembers, and comes back."""
 
+import asyncio
+
 import anyio
+import anyio.lowlevel
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sandbox_k8s import Sandbox, SandboxClient, SandboxSpec, SessionError
+from sandbox_k8s import ClientConfig, Sandbox, SandboxClient, SandboxSpec, SessionError
+
+from .conftest import client_of
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +49,45 @@ async def test_multi_line_commands_quotes_and_here_documents(sandbox: Sandbox) -
 async def test_standard_input_is_empty_and_commands_cannot_eat_the_next(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     assert (await session.run("cat; read x; echo [$x]", timeout_s=5)).stdout == b"[]\n"
+
+
+async def test_as_a_block_it_is_closed_at_its_end_whatever_happened_there(
+    sandbox: Sandbox, nobody_left
+) -> None:
+    async def block() -> None:
+        async with await sandbox.session(env={"OF_THE_BLOCK": "1"}) as session:
+            await session.run("X=1; sleep 600 &")
+            raise KeyError("of the block")
+
+    with pytest.raises(KeyError, match="of the block"):
+        await block()
+    await nobody_left(sandbox, "OF_THE_BLOCK")
+    assert (await sandbox.info())["sessions"] == {}
+    async with await sandbox.session() as session:
+        assert (await session.run("echo [$X]")).stdout == b"[]\n"
+        await session.run("exit 3")
+    async with await sandbox.session() as session:
+        await session.close()
+    with anyio.CancelScope() as scope:
+        async with await sandbox.session():
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+    assert (await sandbox.info())["sessions"] == {}
+
+
+async def test_a_block_does_not_close_what_was_left_to_the_next_owner(client: SandboxClient) -> None:
+    sandbox = await client.start()
+    async with await sandbox.session() as session:
+        await session.run("X=kept")
+        handle = await sandbox.detach()
+    taken = await client.attach(handle)
+    async with await taken.session() as session:
+        assert (await session.run("echo $X")).stdout == b"kept\n"
+        await client.attach(handle)
+    last = await client.attach(handle)
+    assert (await last.info())["sessions"] == {"default": True}
+    async with await last.session():
+        await last.stop()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +164,33 @@ async def test_a_prompt_of_the_users_own_changes_nothing(client: SandboxClient) 
     session = await sandbox.session()
     assert (await session.run("echo SHELLPS1PREFIX; PS1=x")).stdout == b"SHELLPS1PREFIX\n"
     assert (await session.run("echo ok")).stdout == b"ok\n"
+
+
+async def test_whoever_asks_for_one_session_at_once_gets_it(sandbox: Sandbox) -> None:
+    sessions = await asyncio.gather(*(sandbox.session("one") for _ in range(4)))
+    await sessions[0].run("X=1")
+    assert (await sessions[3].run("echo $X")).stdout == b"1\n"
+
+
+async def test_start_up_files_that_end_or_hold_the_shell_are_an_error(
+    client: SandboxClient, config: ClientConfig
+) -> None:
+    """The session was handed out as if it had read them: without the settings of the image, or dead."""
+    sandbox = await client.start()
+    home = (await sandbox.execute("echo $HOME")).stdout_text.strip()
+    await sandbox.write(f"{home}/.bashrc", b"echo before; exit 3\n")
+    with pytest.raises(SessionError, match="with exit code 3") as ended:
+        await sandbox.session("ended")
+    assert ended.value.evidence == "before\n"
+    await sandbox.write(f"{home}/.bashrc", b"echo before; sleep 600\n")
+    async with client_of(msgspec.structs.replace(config, start_timeout_s=0.5)) as impatient:
+        guest = await impatient.attach(sandbox.handle, take_ownership=False)
+        with pytest.raises(SessionError, match=r"more than 0\.5 s") as held:
+            await guest.session("held")
+    assert held.value.evidence == "before\n"
+    assert (await sandbox.info())["sessions"] == {}
+    await sandbox.write(f"{home}/.bashrc", b"")
+    assert (await (await sandbox.session("ended")).run("echo on")).stdout == b"on\n"
 
 
 @pytest.mark.parametrize("guard", ["", '[ -z "$PS1" ] && return\n'])

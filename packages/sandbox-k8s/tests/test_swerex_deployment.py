@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -32,19 +33,24 @@ from sandbox_k8s import (
     SyncSandbox,
     SyncSandboxClient,
 )
+from sandbox_k8s.launcher.keeper import STOP_SOCKET
+from sandbox_k8s.routes import AddressRoute
 from sandbox_k8s.swerex import (
     K8sConfigError,
     K8sDeployment,
     K8sDeploymentConfig,
+    K8sError,
     K8sFencedError,
     K8sLostError,
     K8sNotFoundError,
     K8sRemoteRuntime,
+    K8sStartupError,
 )
-from sandbox_k8s.transport import AddressRoute, LauncherClient
+from sandbox_k8s.transport import LauncherClient
 from swerex import exceptions
 from swerex.deployment.abstract import AbstractDeployment
 from swerex.deployment.config import get_deployment
+from swerex.deployment.hooks.abstract import DeploymentHook
 from swerex.deployment.hooks.status import SetStatusDeploymentHook
 from swerex.runtime.abstract import (
     BashAction,
@@ -128,6 +134,148 @@ def test_settings_survive_a_dump_and_name_their_mistakes(local: LocalConfig) -> 
         K8sDeploymentConfig.model_validate({"sandbox": {"lease_s": 0}})
     with pytest.raises(ConfigError, match="no place"):
         K8sDeploymentConfig().client()
+
+
+class Steps(DeploymentHook):
+    """Does something at one step of a start."""
+
+    def __init__(self, step: str, then: Callable[[], object]) -> None:
+        self._step = step
+        self._then = then
+
+    def on_custom_step(self, message: str) -> None:
+        if message == self._step:
+            self._then()
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+@asynccontextmanager
+async def opened(local: LocalConfig) -> AsyncIterator[SyncSandboxClient]:
+    client = await anyio.to_thread.run_sync(SyncSandboxClient.local(local).open)
+    try:
+        yield client
+    finally:
+        await anyio.to_thread.run_sync(client.close)
+
+
+async def states(client: SyncSandboxClient) -> list[str]:
+    return [found.state for found in await anyio.to_thread.run_sync(client.list)]
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "sandbox-k8s client"]
+
+
+@pytest.mark.parametrize("step", ["Starting sandbox", "Starting runtime"])
+async def test_a_hook_that_fails_leaves_nothing(local: LocalConfig, step: str) -> None:
+    own = K8sDeployment(local=local)
+    own.add_hook(Steps(step, fail))
+    with pytest.raises(ZeroDivisionError):
+        await own.start()
+    assert threads() == []
+    async with opened(local) as client:
+        shared = K8sDeployment(client=client)
+        shared.add_hook(Steps(step, fail))
+        with pytest.raises(ZeroDivisionError):
+            await shared.start()
+        assert await states(client) == []
+        handle = await anyio.to_thread.run_sync(lambda: client.start().detach())
+        shared.add_hook(Steps("Attaching to sandbox", fail if step == "Starting sandbox" else list))
+        with pytest.raises(ZeroDivisionError):
+            await shared.attach(handle)
+        assert await states(client) == ["detached"]
+        await anyio.to_thread.run_sync(lambda: client.attach(handle).stop())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_stop_ends_a_start_that_is_under_way(local: LocalConfig, shared: bool) -> None:
+    async with opened(local) as client:
+        deployment = K8sDeployment(client=client) if shared else K8sDeployment(local=local)
+        begun = asyncio.Event()
+        deployment.add_hook(Steps("Starting sandbox", begun.set))
+        starts = [asyncio.create_task(deployment.start()) for _ in range(2)]
+        await begun.wait()
+        await deployment.stop()
+        for start in starts:
+            with pytest.raises(K8sStartupError, match="was stopped while"):
+                await start
+        assert await states(client) == []
+        await deployment.start()
+        await deployment.stop()
+    assert threads() == []
+
+
+async def test_of_two_starts_at_once_one_is_refused_and_nothing_is_lost(local: LocalConfig) -> None:
+    deployment = K8sDeployment(local=local)
+    first, second = await asyncio.gather(deployment.start(), deployment.start(), return_exceptions=True)
+    assert first is None
+    assert isinstance(second, exceptions.DeploymentStartupError)
+    assert await deployment.is_alive()
+    with ThreadPoolExecutor(2) as pool:  # from loops of their own, too, they wait for each other
+        list(pool.map(lambda call: asyncio.run(call()), 2 * [deployment.stop]))
+    assert threads() == []
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_a_cancelled_stop_ends_the_sandbox(local: LocalConfig, cancels: int) -> None:
+    async with opened(local) as client:
+        deployment = K8sDeployment(client=client)
+        await deployment.start()
+        stop = asyncio.create_task(deployment.stop())
+        for _ in range(cancels):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            stop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stop
+        await deployment.stop()
+        await anyio.to_thread.run_sync(wait_until, lambda: client.stats.stopped == 1)
+        assert await states(client) == []
+
+
+async def test_a_cancelled_detach_leaves_the_deployment_its_sandbox(local: LocalConfig) -> None:
+    async with opened(local) as client:
+        deployment = K8sDeployment(client=client)
+        for number in range(4):
+            await deployment.start()
+            detach = asyncio.create_task(deployment.detach())
+            for _ in range(number):
+                await asyncio.sleep(0)
+            detach.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await detach
+            assert await states(client) == ["running"]
+            assert (await deployment.runtime.execute(Command(command=["echo", "on"]))).stdout == "on\n"
+            await deployment.stop()
+            assert await states(client) == []
+
+
+async def test_a_sandbox_whose_end_is_not_confirmed_is_renewed_no_more(
+    local: LocalConfig, keeper_ended: Callable[[Path], Any]
+) -> None:
+    async with opened(local) as client:
+        deployment = K8sDeployment(client=client, sandbox=SandboxSpec(lease_s=1.0))
+        await deployment.start()
+        folder = local.root / "sandboxes" / deployment.runtime.sandbox.id
+        (folder / STOP_SOCKET).unlink()
+        async with (
+            await anyio.create_unix_listener(folder / STOP_SOCKET) as keeper,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def answer(stream: anyio.abc.SocketStream) -> None:
+                async with stream:
+                    await stream.send(b'{"gone": false, "problem": "a file cannot be removed"}')
+
+            tasks.start_soon(keeper.serve, answer)
+            with pytest.raises(K8sLostError, match="cannot be removed"):
+                await deployment.stop()
+            tasks.cancel_scope.cancel()
+        await deployment.stop()
+        await keeper_ended(folder)  # else it is renewed for as long as the client lives
 
 
 async def test_an_image_on_this_machine_is_refused_and_nothing_is_left(local: LocalConfig) -> None:
@@ -290,7 +438,7 @@ async def test_a_request_whose_answer_is_lost_is_not_carried_out_twice(
                 await gateway.cut()
 
             tasks.start_soon(cut)
-            with pytest.raises(exceptions.NoExitCodeError, match="went away"):
+            with pytest.raises(K8sError, match="begun and cut off"):
                 await far.execute(Command(command="echo three >> log; touch begun; sleep 9", shell=True))
     assert gateway.cuts == 4
     assert (await runtime.execute(Command(command=["cat", "log"]))).stdout == "one\ntwo\nthree\n"
@@ -379,6 +527,33 @@ def test_a_forgotten_deployment_warns_and_ends_its_sandbox(local: LocalConfig, s
 def forget(held: list[K8sDeployment]) -> None:
     held.clear()
     gc.collect()
+
+
+def test_a_forgotten_deployment_ends_its_sandbox_also_where_warnings_are_errors(
+    local: LocalConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda problem: raised.append(problem.exc_type))
+    with SyncSandboxClient.local(local) as client, warnings.catch_warnings():
+        deployment = K8sDeployment(client=client)
+        asyncio.run(deployment.start())
+        held = [deployment]
+        del deployment
+        warnings.simplefilter("error")
+        forget(held)
+        assert raised == [ResourceWarning]
+        wait_until(lambda: client.stats.stopped == 1)
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Of what goes on in another thread; nobody there tells of it."""
+
+    async def look() -> None:
+        with anyio.fail_after(10):
+            while not done():  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+    anyio.run(look)
 
 
 AT_EXIT = """

@@ -1,5 +1,6 @@
 """The blocking face: threads, Ctrl-C, forks, running loops, forgotten clients."""
 
+import asyncio
 import gc
 import signal
 import subprocess
@@ -23,12 +24,17 @@ from sandbox_k8s import (
     SandboxLostError,
     SandboxSpec,
     Session,
+    StartProgress,
     SyncSandbox,
     SyncSandboxClient,
     SyncSession,
+    SyncWarmPool,
+    WarmPool,
 )
 from sandbox_k8s.clock import SystemClock
 from sandbox_k8s.sync_loop import LoopThread
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -57,7 +63,9 @@ def test_the_life_of_a_sandbox(config: LocalConfig, tmp_path: Path) -> None:
         handle = sandbox.detach()
         assert [one.state for one in client.list()] == ["detached"]
     with SyncSandboxClient.local(config) as client, client.attach(handle) as taken:
-        assert taken.session().run("echo $X").stdout == b"1\n"
+        with taken.session() as session:
+            assert session.run("echo $X").stdout == b"1\n"
+        assert taken.info()["sessions"] == {}
         guest = client.attach(handle, take_ownership=False)
         with pytest.raises(FencedError):
             guest.stop()
@@ -65,10 +73,15 @@ def test_the_life_of_a_sandbox(config: LocalConfig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("face", "original"),
-    [(SyncSandboxClient, SandboxClient), (SyncSandbox, Sandbox), (SyncSession, Session)],
+    [
+        (SyncSandboxClient, SandboxClient),
+        (SyncSandbox, Sandbox),
+        (SyncSession, Session),
+        (SyncWarmPool, WarmPool),
+    ],
 )
 def test_the_faces_have_the_same_calls(face: type, original: type) -> None:
-    left_out = {"sync", "clock", "warm_pool", "launcher", "config", "local", "kubernetes"}
+    left_out = {"sync", "clock", "leave", "launcher", "config", "local", "kubernetes"}
     for name, call in vars(original).items():
         if name.startswith("_") or name in left_out or not callable(call):
             continue
@@ -79,6 +92,24 @@ def test_many_starts(client: SyncSandboxClient) -> None:
     first, wrong, last = client.start_many([SandboxSpec(), SandboxSpec(image="none:1"), SandboxSpec()])
     assert isinstance(wrong, ConfigError)
     assert [one.execute("echo up").stdout for one in (first, last)] == 2 * [b"up\n"]  # type: ignore[union-attr]
+
+
+def test_a_pool_keeps_sandboxes_ready_and_stops_what_nobody_took(client: SyncSandboxClient) -> None:
+    with client.warm_pool(size=1) as pool:
+        with ThreadPoolExecutor(2) as threads:
+            taken = [one.result() for one in [threads.submit(pool.take) for _ in range(2)]]
+        assert [one.execute("echo up").stdout for one in taken] == 2 * [b"up\n"]
+    assert {one.handle.sandbox_id for one in client.list()} == {one.id for one in taken}
+    with pytest.raises(ConfigError, match="not open"):
+        pool.take()
+
+
+def test_a_pool_that_is_open_ends_with_its_client(config: LocalConfig) -> None:
+    with SyncSandboxClient.local(config) as client, client.warm_pool(size=1) as pool:
+        pool.take()
+        client.close()
+    with SyncSandboxClient.local(config) as client:
+        assert client.list() == ()
 
 
 def test_many_threads_at_once(client: SyncSandboxClient) -> None:
@@ -189,6 +220,117 @@ def test_a_result_that_ctrl_c_kept_from_its_caller_is_undone() -> None:
         thread.call(make, undo)
     assert undone == ["made"]
     thread.close()
+
+
+async def test_a_call_that_asyncio_cancels_twice_is_undone_all_the_same() -> None:
+    """A second `Task.cancel` goes through the shields of anyio."""
+    made, undone = threading.Event(), threading.Event()
+    begun = anyio.Event()
+
+    async def make() -> str:
+        asyncio_loop.call_soon_threadsafe(begun.set)
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(made.wait)
+        return "made"
+
+    async def undo(result: str) -> None:
+        undone.set()
+
+    asyncio_loop = asyncio.get_running_loop()
+    thread = await anyio.to_thread.run_sync(lambda: LoopThread(nullcontext(), name="test", leave_s=5.0))
+    call = asyncio.create_task(thread.call_from(make, undo))
+    await begun.wait()
+    for _ in range(2):
+        call.cancel()
+        await anyio.lowlevel.checkpoint()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    made.set()
+    assert await anyio.to_thread.run_sync(undone.wait, 5.0)
+    await anyio.to_thread.run_sync(thread.close)
+
+
+def test_ctrl_c_while_a_sandbox_is_detached_leaves_it_its_owners(config: LocalConfig) -> None:
+    """Nobody else would know its handle."""
+    clock = InterruptingClock()
+    with SyncSandboxClient.local(config, clock=clock) as client:
+        sandbox = client.start()
+        sandbox.session().run("X=kept")
+        clock.interrupts = "time"
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.detach()
+        assert [one.state for one in client.list()] == ["running"]
+        assert sandbox.session().run("echo $X").stdout == b"kept\n"
+        sandbox.stop()
+        assert client.list() == ()
+
+
+class Reluctant:
+    """What a loop thread holds, and does not leave before it is told."""
+
+    def __init__(self) -> None:
+        self.may_leave = threading.Event()
+        self.left = False
+
+    async def __aenter__(self) -> "Reluctant":
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        interrupt_main()
+        while not self.may_leave.is_set():  # noqa: ASYNC110  (told by a thread that may be the interpreter's last)
+            await anyio.sleep(0.01)
+        self.left = True
+
+
+def test_ctrl_c_while_a_client_closes_ends_the_wait_alone() -> None:
+    held = Reluctant()
+    thread = LoopThread(held, name="test", leave_s=5.0)
+    with pytest.raises(KeyboardInterrupt):
+        thread.close()
+    assert not thread.closed
+    held.may_leave.set()
+    thread.close()
+    assert (thread.closed, held.left) == (True, True)
+
+
+INTERRUPTED_CLOSE = """
+import atexit, sys
+from contextlib import suppress
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.test_sync import LoopThread, Reluctant
+def use():
+    thread = LoopThread(held, name="test", leave_s=5.0)
+    atexit.register(held.may_leave.set)  # the exit has begun
+    with suppress(KeyboardInterrupt):
+        thread.close()
+held = Reluctant()
+atexit.register(lambda: print("left:", held.left))
+use()  # and nobody knows the thread any more
+"""
+
+
+def test_the_exit_waits_for_a_close_that_ctrl_c_interrupted(
+    script: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = script(INTERRUPTED_CLOSE, str(Path(__file__).parents[1]))
+    out, err = process.communicate(timeout=30)
+    assert out == "left: True\n", err
+
+
+def test_a_client_is_not_closed_by_a_callback_of_its_own(client: SyncSandboxClient) -> None:
+    refused: list[ConfigError] = []
+
+    def close(progress: StartProgress) -> None:
+        try:
+            client.close()
+        except ConfigError as problem:
+            refused.append(problem)
+
+    (sandbox,) = client.start_many([SandboxSpec()], progress=close)
+    assert "callback of its own" in str(refused[0])
+    assert isinstance(sandbox, SyncSandbox)
+    sandbox.stop()
 
 
 def test_closing_ends_the_calls_of_other_threads(config: LocalConfig) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import socket
 import threading
 from pathlib import Path
@@ -11,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox_k8s.launcher import multipart
+from sandbox_k8s.launcher.body import BadRequestError, Body
 from sandbox_k8s.launcher.box import Box, BoxSettings
 from sandbox_k8s.launcher.children import Children
 from sandbox_k8s.launcher.clock import monotonic_s
 from sandbox_k8s.launcher.output import Capture
 from sandbox_k8s.launcher.ownership import Ownership
-from sandbox_k8s.launcher.replies import Replies, Reply
-from sandbox_k8s.launcher.web import BadRequestError, Body, Server, Site
+from sandbox_k8s.launcher.replies import Reply
+from sandbox_k8s.launcher.web import Server, Site
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(0, 60))
@@ -152,29 +152,3 @@ def test_a_lease_tells_its_changes_and_ends(tmp_path: Path) -> None:
     assert "the lease ran out at 20" in why[0]
     assert len(told) == 3
     assert told[1] is None
-
-
-def test_a_repetition_waits_for_the_first_and_gets_its_answer() -> None:
-    replies, begun, go_on = Replies(), threading.Event(), threading.Event()
-    runs: list[str] = []
-    answers: list[object] = []
-
-    def produce() -> Reply:
-        runs.append("run")
-        begun.set()
-        assert go_on.wait(10)
-        return Reply(b"answer")
-
-    threads = [threading.Thread(target=lambda: answers.append(replies.once("id", produce))) for _ in range(3)]
-    threads[0].start()
-    assert begun.wait(10)
-    for thread in threads[1:]:
-        thread.start()
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert runs == ["run"]
-    assert answers == [Reply(b"answer")] * 3
-    assert replies.once("other", lambda: Reply(b"cut", repeatable=False)) == Reply(b"cut", repeatable=False)
-    assert replies.once("other", lambda: Reply(b"whole")) == Reply(b"whole")
-    assert os.getpid()

@@ -28,6 +28,8 @@ class Launcher:
         self._name = name
         self.ownership = Ownership(lease_s, cluster.now_s(), epoch=epoch)
         self.alive = True
+        self.began_s = cluster.now_s()
+        self.asked_in_vain = 0
         self._cuts: dict[Operation, anyio.Event] = {}
         self._over: dict[Operation, anyio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -55,6 +57,7 @@ class Launcher:
     async def answer(self, path: str, epoch: int | None, body: dict[str, Any]) -> tuple[int, Any]:
         """Carry out a request as ``launcher.routes`` does."""
         if not self.alive:
+            self.asked_in_vain += 1
             raise ConnectionResetError("nobody listens")
         self.ownership.heard(epoch, self._cluster.now_s())
         try:
@@ -120,6 +123,9 @@ class VirtualCluster:
         self.launchers: dict[str, Launcher] = {}
         self.logs: dict[str, list[list[LogEntry]]] = {}
         self.deleted_by: Callable[[str, str], None] = lambda name, who: None
+        self.refused_s = -1e9
+        """When it last answered nobody."""
+        self._down_until_s = 0.0
         self._version = 100
         self._history: list[tuple[int, str, bytes]] = []
         self._news = anyio.Event()
@@ -149,8 +155,21 @@ class VirtualCluster:
 
     # The API server
 
+    def down(self) -> bool:
+        """Whether the API server answers nobody."""
+        return self.now_s() < self._down_until_s
+
+    def break_api(self, lasts_s: float) -> None:
+        """The API server is away for so long; 0 brings it back. Pods and launchers go on."""
+        self._down_until_s = self.now_s() + lasts_s
+        self._news.set()
+        self._news = anyio.Event()
+
     def serve(self, request: Request, who: str) -> tuple[int, Any]:
         """Answer a request about pods."""
+        if self.down():
+            self.refused_s = self.now_s()
+            return _status(503, "ServiceUnavailable", "the API server is away", {})
         name = request.path.rpartition("/pods/")[2] if "/pods/" in request.path else ""
         if request.method == "POST":
             return self._create(dict(request.body or {}))
@@ -203,7 +222,7 @@ class VirtualCluster:
     async def changes(self, version: int, lasts_s: float) -> AsyncGenerator[dict[str, Any]]:
         """A watch of pods."""
         until_s = self.now_s() + lasts_s
-        while self.now_s() < until_s:
+        while self.now_s() < until_s and not self.down():
             news = self._news
             for at, kind, data in self._history[-200:]:
                 if at > version:

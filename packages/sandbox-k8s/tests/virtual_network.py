@@ -10,9 +10,10 @@ from typing import Any
 
 import anyio
 import msgspec
-from sandbox_k8s import KubernetesConfig, SandboxLostError
+from sandbox_k8s import KubernetesConfig
+from sandbox_k8s.answers import error_of
 from sandbox_k8s.kubernetes.api import PodApi, Request, refusal
-from sandbox_k8s.transport import LauncherClient, _error
+from sandbox_k8s.transport import LauncherClient
 
 from .virtual_cluster import VirtualCluster
 from .virtual_time import VirtualClock
@@ -26,6 +27,8 @@ class Network:
         self.trouble = 0.0
         self.lag_s = 0.0
         self.dead = False
+        self.hampered_s = -1e9
+        """When something last kept a request of this worker from the API server, or from being quick."""
 
     async def travel(self) -> None:
         """Be under way for a moment."""
@@ -66,6 +69,8 @@ class VirtualApi(PodApi):
         try:
             await network.travel()
             fate = network.fate()
+            if fate != "fine" or network.lag_s > 1.0 or cluster.down():
+                network.hampered_s = cluster.now_s()
             if fate == "lost":
                 await anyio.sleep(1.0)
                 raise ConnectionResetError("lost")
@@ -101,6 +106,8 @@ class VirtualStreams:
             if self._network.dead:
                 raise refusal("watching", 0, "this worker was killed")
             yield change
+        if self._cluster.down():
+            raise refusal("watching", 503, "the API server is away")
 
 
 class _Answer:
@@ -144,7 +151,7 @@ class VirtualLauncherClient(LauncherClient):
         self, method: str, path: str, *, work_s: float | None = 0.0, **options: Any
     ) -> AsyncGenerator[Any]:
         if self._closed.is_set():
-            raise SandboxLostError(f"{self._where} was stopped or detached by this client ({path})")
+            raise self._left(path)
         data = options.get("data") or b""
         data = data if isinstance(data, bytes) else data.getvalue() if hasattr(data, "getvalue") else b"{}"
         body: dict[str, Any] = json.loads(data.partition(b"\n")[0] or b"{}")
@@ -157,7 +164,7 @@ class VirtualLauncherClient(LauncherClient):
         except (TimeoutError, ConnectionError) as problem:
             raise await self._lost(f"{self._where} does not answer ({path}): {problem}") from problem
         if status >= 400:
-            raise _error(json.dumps(answer).encode(), status, self._where)
+            raise error_of(json.dumps(answer).encode(), status, self._where)
         yield _Answer(answer)
 
     async def _ask(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:

@@ -31,7 +31,7 @@ from sandbox_k8s.transport import LauncherClient
 
 from .virtual_cluster import VirtualCluster, entries_of
 from .virtual_network import Network, VirtualApi, VirtualLauncherClient, VirtualStreams
-from .virtual_time import VirtualClock
+from .virtual_time import EPOCH_NS, VirtualClock
 
 SKEW_S = 2.5  # each way, so that two clocks are at most the stated 5 s apart
 LEASE_S, DETACHED_S = 20.0, 90.0
@@ -41,13 +41,14 @@ CONFIG = KubernetesConfig(
     image="example.com/any:1",
     run_key_file=Path("/nonexistent"),
     start_timeout_s=30.0,
-    record_s=60.0,
+    record_s=30.0,
     api_patience_s=10.0,
     stop_timeout_s=30.0,
     answer_margin_s=5.0,
     data_path="pod_ip",
 )
-OVER_S = CONFIG.start_timeout_s + max(CONFIG.record_s, 2 * LEASE_S) + DETACHED_S + 60.0
+RECORD_LASTS_S = records.lasts_s(CONFIG.record_s, LEASE_S)
+OVER_S = CONFIG.start_timeout_s + RECORD_LASTS_S + DETACHED_S + 60.0
 """After this long without a worker, every lease and record is over, skews and late messages included."""
 
 
@@ -105,6 +106,7 @@ class Worker:
         self.clock = VirtualClock(world.cluster.loop, world.chance, world.skew_s())
         self.scope = anyio.CancelScope()
         self.mine: dict[str, Sandbox] = {}
+        self.leaving: set[str] = set()
         self.done = anyio.Event()
         self._ready = anyio.Event()
         self._leave = anyio.Event()
@@ -160,6 +162,7 @@ class Worker:
     def _got(self, sandbox: Sandbox) -> Sandbox:
         self.world.won(self, sandbox)
         self.mine[sandbox.id] = sandbox
+        self.leaving.discard(sandbox.id)
         return sandbox
 
     async def attach_any(self) -> Sandbox:
@@ -188,6 +191,7 @@ class Worker:
     async def detach(self, sandbox: Sandbox) -> SandboxHandle:
         """Leave one to whoever comes."""
         begun_s = self.world.cluster.now_s()
+        self.leaving.add(sandbox.id)  # for good: one that fails may have got as far as the record
         handle = await sandbox.detach()
         if self.mine.get(sandbox.id) is sandbox:
             del self.mine[sandbox.id]
@@ -216,8 +220,8 @@ class World:
         self._tasks = tasks
         self._winners: dict[tuple[str, int], str] = {}
         self._promises: dict[str, tuple[int, float]] = {}
+        self._epochs: dict[str, int] = {}
         self._born = 0
-        self._touched: dict[str, float] = {}
 
     def skew_s(self) -> float:
         """How far a clock is off."""
@@ -265,7 +269,15 @@ class World:
             owners = self.owners(sandbox_id)
             if len(owners) > 1:
                 self.broken.append(f"{sandbox_id} has owners {[one.name for one in owners]}")
+            pod = self.cluster.pod(f"sbx-{sandbox_id}")
+            stays = [one for one in owners if sandbox_id not in one.leaving]
+            if stays and pod is not None and record_of(pod).state == "detached":
+                self.broken.append(f"{stays[0].name} owns {sandbox_id}, whose record says that it waits")
         for name, launcher in self.cluster.launchers.items():
+            before, epoch = self._epochs.get(name, 0), launcher.ownership.epoch
+            if epoch < before:
+                self.broken.append(f"{name} went back from epoch {before} to {epoch}")
+            self._epochs[name] = epoch
             if launcher.alive:
                 self.broken += [f"{name}: {what}" for what in double_owners(entries_of(launcher))]
         self._hold()
@@ -274,33 +286,73 @@ class World:
         assert not self.broken, "; ".join(self.broken)
 
     def _deleted(self, name: str, who: str) -> None:
-        """Somebody deletes a pod: a reaper may not take what is owned, or was promised to wait."""
+        """Somebody deletes a pod: what others own is left alone, and a reaper waits for what was promised."""
         sandbox_id = name.removeprefix("sbx-")
+        if who == "reaper":
+            self._reaped(name)
         launcher = self.cluster.launchers.get(name)
         if launcher is None or not launcher.alive:
             return
-        owners = [one.name for one in self.owners(sandbox_id)]
-        if owners and owners != [who]:
-            self.broken.append(f"{who} deletes {name}, which {owners} own")
+        owners = [one for one in self.owners(sandbox_id) if one.name != who]
+        if who == "reaper":  # one that could not renew its record has lost it
+            owners = [one for one in owners if self.cluster.now_s() - one.network.hampered_s > RECORD_LASTS_S]
+        if owners:
+            self.broken.append(f"{who} deletes {name}, which {[one.name for one in owners]} own")
         epoch, until_s = self._promises.get(sandbox_id, (0, 0.0))
         waits = launcher.ownership.epoch == epoch and self.cluster.now_s() < until_s
-        if who.startswith("reaper") and waits:
+        if who == "reaper" and waits:
             left_s = until_s - self.cluster.now_s()
             self.broken.append(f"{who} deletes {name}, which was to wait {left_s:.1f} s more")
 
-    async def sweep(self, trouble: float = 0.0) -> None:
+    def _reaped(self, name: str) -> None:
+        """A reaper deletes a pod: by the record of this moment it must be over, on every clock."""
+        pod = self.cluster.pod(name)
+        assert pod is not None
+        if not records.has_ended(pod) and (left_s := self.due_s(pod) + SKEW_S) > 0.001:
+            self.broken.append(f"a reaper deletes {name}, whose record may last {left_s:.2f} s more")
+
+    def due_s(self, pod: dict[str, Any]) -> float:
+        """Seconds until a pod's record is over, on a clock that is right."""
+        return (record_of(pod).expires_ns - EPOCH_NS) / 1e9 - self.cluster.now_s()
+
+    async def sweep(self, trouble: float = 0.0, lag_s: float = 0.0) -> None:
         """One sweep of a reaper, whose clock is off as well."""
-        network = Network(self.chance)
-        network.trouble = trouble
+        network, begun_s = Network(self.chance), self.cluster.now_s()
+        network.trouble, network.lag_s = trouble, lag_s
         clock = VirtualClock(self.cluster.loop, self.chance, self.skew_s())
         api = VirtualApi(self.cluster, network, CONFIG, clock, "reaper")
         try:
             await reap(api, CONFIG, clock.now_ns(), dry_run=False)
         except SandboxError:
-            assert trouble, "a sweep failed on a network without trouble"
+            assert trouble or self.cluster.refused_s >= begun_s, "a sweep failed on a network without trouble"
+
+    def sweep_when_due(self, number: int, after_s: float, lag_s: float, *, down: bool) -> None:
+        """Have a sweep come when a record falls due, which its owner could not renew if the server was down.
+
+        Args:
+            number: Which pod.
+            after_s: How much later than that.
+            lag_s: How slow the reaper is: what it saw may have changed when it deletes.
+            down: The API server is away until then, so that renewals and the sweep come at the same time.
+        """
+        names = sorted(self.cluster.pods)
+        if not names:
+            return
+        pod = self.cluster.pod(names[number % len(names)])
+        assert pod is not None
+        due_s = max(0.0, self.due_s(pod) + after_s)
+        if down:
+            self.cluster.break_api(due_s)
+
+        async def then() -> None:
+            await anyio.sleep(due_s)
+            await self.sweep(0.0, lag_s)
+
+        self._tasks.start_soon(then)
 
     async def end(self) -> None:
         """Every worker is killed or leaves; after the leases and one sweep there must be nothing."""
+        self.cluster.break_api(0.0)
         for one in self.alive():
             one.network.trouble = one.network.lag_s = 0.0
             self.chance.choice((one.leave, one.kill))()

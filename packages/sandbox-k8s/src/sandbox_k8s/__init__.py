@@ -12,6 +12,7 @@ from .errors import (
     FencedError,
     FileError,
     ResetRefusedError,
+    ResultLostError,
     SandboxError,
     SandboxLostError,
     SandboxNotFoundError,
@@ -26,10 +27,12 @@ from .many import StartProgress
 from .pool import WarmPool
 from .prometheus import prometheus_text
 from .result import CommandResult, SessionResult
-from .sandbox import Sandbox, Session
+from .sandbox import Sandbox
+from .session import Session
 from .spec import SandboxSpec
 from .stats import ClientStats, ReapedSandbox, SandboxInfo
 from .sync import SyncSandboxClient
+from .sync_pool import SyncWarmPool
 from .sync_sandbox import SyncSandbox, SyncSession
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "PodPlace",
     "ReapedSandbox",
     "ResetRefusedError",
+    "ResultLostError",
     "Sandbox",
     "SandboxClient",
     "SandboxError",
@@ -68,6 +72,7 @@ __all__ = [
     "SyncSandbox",
     "SyncSandboxClient",
     "SyncSession",
+    "SyncWarmPool",
     "TransferError",
     "WarmPool",
     "double_owners",

@@ -21,6 +21,28 @@ class Running(NamedTuple):
     launcher: LauncherClient
 
 
+class RecordTime(NamedTuple):
+    """What is left of a record that says that a sandbox is alive.
+
+    Attributes:
+        left_s: Until whoever reads it takes the sandbox for dead.
+        lasts_s: The same when it has just been renewed.
+    """
+
+    left_s: float
+    lasts_s: float
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to renew it."""
+        return self.left_s <= self.lasts_s * 2 / 3
+
+    @property
+    def late(self) -> bool:
+        """Whether it should have been renewed long ago."""
+        return self.left_s < self.lasts_s / 3
+
+
 class Backend(Protocol):
     """Where sandboxes live: on this machine or in pods.
 
@@ -66,8 +88,12 @@ class Backend(Protocol):
         """
         ...
 
+    def record(self, handle: SandboxHandle) -> RecordTime | None:
+        """How much is left of its record; None where there are none."""
+        ...
+
     async def renewed(self, handle: SandboxHandle) -> None:
-        """Told after each heartbeat that the launcher answered.
+        """Told again and again that a sandbox is owned, and when its record is due.
 
         Raises:
             FencedError: Another worker owns it.
@@ -81,8 +107,10 @@ class Backend(Protocol):
     async def stop(self, handle: SandboxHandle) -> None:
         """End a sandbox and wait until it is gone.
 
+        Also one of this client's whose next epoch a `take` of its own has won without getting through.
+
         Raises:
-            FencedError: Another worker owns it.
+            FencedError: Another worker owns it, or is about to.
             SandboxLostError: Its end was not confirmed.
         """
         ...

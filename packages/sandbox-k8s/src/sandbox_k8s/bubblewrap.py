@@ -22,6 +22,7 @@ HOME = "/home/sandbox"
 LAUNCHER = "/run/sandbox-k8s/launcher"
 PIPES = "/run/sandbox-k8s/pipes"
 _TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_TAKEN = (*_TOP, "/usr", "/etc", "/dev", "/proc", "/run", "/tmp", "/var", HOME, WORKSPACE)
 _ETC = (
     "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "crypto-policies",
     "default/locale", "fonts", "gai.conf", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf",
@@ -44,7 +45,7 @@ def why_unusable(python: "Path") -> str:
         )
     argv = [
         program, *_NAMESPACES, "--unshare-net", *_system(), *_read_only(python),
-        "--dev", "/dev", "--proc", "/proc", "--", "/bin/sh", "-c", "exit 42",
+        "--dev", "/dev", "--mqueue", "/dev/mqueue", "--proc", "/proc", "--", "/bin/sh", "-c", "exit 42",
     ]  # fmt: skip
     try:
         tried = subprocess.run(
@@ -80,16 +81,30 @@ def command_line(
     if spec.network:
         argv += [word for name in _NETWORK_ETC for word in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
     argv += _users(folder)
-    argv += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run", "--dir", "/var"]
+    # Message queues outlive their processes: a reset must see them.
+    argv += ["--dev", "/dev", "--mqueue", "/dev/mqueue", "--proc", "/proc"]
+    argv += ["--tmpfs", "/run", "--dir", "/var"]
     argv += ["--bind", str(folder / "tmp"), "/tmp", "--bind", str(folder / "tmp"), "/var/tmp"]
     argv += ["--bind", str(folder / "home"), HOME, "--bind", str(folder / "work"), WORKSPACE]
     argv += ["--bind", str(folder / "pipes"), PIPES, "--ro-bind", str(launcher), LAUNCHER]
     argv += _read_only(prefix)
     for path in spec.read_only_paths:
         argv += _read_only(path)
+    argv += _working_directory(folder, spec, (prefix, *spec.read_only_paths))
     # Last: what was mounted over it stays as it is, the empty root between the mounts cannot be filled.
     argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", *program]
     return argv
+
+
+def _working_directory(folder: Path, spec: SandboxSpec, shown: Sequence[Path]) -> list[str]:
+    """A place for a working directory in the empty root; below what is there the launcher makes it."""
+    if spec.workdir is None:
+        return []
+    workdir = Path(os.path.normpath(spec.workdir))
+    taken = (*_TAKEN, *(place for path in shown for place in (path, path.resolve())))
+    if any(workdir.is_relative_to(place) or Path(place).is_relative_to(workdir) for place in taken):
+        return []
+    return ["--bind", str(folder / "work"), str(workdir)]
 
 
 def check_read_only(paths: Sequence[Path], root: Path) -> None:

@@ -4,6 +4,7 @@ import builtins
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from .arrivals import Arrivals
 from .backend import Backend
+from .checks import check_value
 from .clock import Clock, SystemClock
 from .config import ClientConfig, LocalConfig
 from .errors import ConfigError, FencedError, SandboxError
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sandbox_k8s")
 _STOPS_PER_TURN = 16
+_STOP_EACH_S = 0.1
+"""A thousand deletes take a busy API server longer than one does."""
 
 
 class SandboxClient:
@@ -56,6 +61,7 @@ class SandboxClient:
             config: None is `LocalConfig()`.
             clock: Where wall time and ids come from; None is the system.
         """
+        check_value("config", config, LocalConfig | None)
         clock, stats = clock or SystemClock(), ClientStats()
         return cls(LocalBackend(config or LocalConfig(), clock, stats), clock, stats)
 
@@ -69,6 +75,7 @@ class SandboxClient:
         """
         from .kubernetes.backend import KubernetesBackend  # the local back end needs none of it
 
+        check_value("config", config, KubernetesConfig)
         clock, stats = clock or SystemClock(), ClientStats()
         return cls(KubernetesBackend(config, clock, stats), clock, stats)
 
@@ -100,6 +107,7 @@ class SandboxClient:
             self._tasks = await opening.enter_async_context(anyio.create_task_group())
             self._owned = OwnedSandboxes(self._tasks, self._backend, self.stats)
             self._stalls = StallWatch(self._tasks, self.stats)
+            self._arrivals = Arrivals()
             self._guests: list[Sandbox] = []
             self._opening = opening.pop_all()
         return self
@@ -110,6 +118,8 @@ class SandboxClient:
         tasks = self._opened()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(self.config.stop_timeout_s):
+                await self._arrivals.end()
+            with anyio.move_on_after(self.config.stop_timeout_s + _STOP_EACH_S * len(tuple(self._owned))):
                 async with anyio.create_task_group() as stopping:
                     for number, owned in enumerate(self._owned, 1):
                         stopping.start_soon(self._stop_at_exit, owned.sandbox)
@@ -121,7 +131,6 @@ class SandboxClient:
                 await self._owned.forget(owned)
             for guest in self._guests:
                 await guest.launcher.close()
-            await self._owned.close()
         self._tasks = None
         tasks.cancel_scope.cancel()
         # Not the block's exception: the group would wrap it, and callers catch SandboxError, not groups.
@@ -135,10 +144,13 @@ class SandboxClient:
             SandboxStartError: It did not come up; the evidence says what its launcher said.
         """
         self._opened()
-        with self._stalls.looking():
-            handle, launcher = await self._backend.start(spec or SandboxSpec())
+        check_value("spec", spec, SandboxSpec | None)
+        with self._arrivals.one():
+            with self._stalls.looking():
+                handle, launcher = await self._backend.start(spec or SandboxSpec())
+            sandbox = self._owned.add(Sandbox(self, handle, launcher, owned=True))
         self.stats.started += 1
-        return self._owned.add(Sandbox(self, handle, launcher, owned=True))
+        return sandbox
 
     async def start_many(
         self, specs: Sequence[SandboxSpec], *, progress: Callable[[StartProgress], object] | None = None
@@ -167,6 +179,8 @@ class SandboxClient:
         Raises:
             ConfigError: The size is not positive.
         """
+        check_value("spec", spec, SandboxSpec | None)
+        check_value("size", size, int)
         return WarmPool(self, spec or SandboxSpec(), size)
 
     async def prefetch(
@@ -193,6 +207,8 @@ class SandboxClient:
             ConfigError: The back end has no images.
         """
         self._opened()
+        check_value("images", images, Sequence[str])
+        check_value("nodes", nodes, Sequence[str] | Mapping[str, str] | None)
         return await self._backend.prefetch(images, nodes, progress)
 
     async def attach(self, handle: SandboxHandle, *, take_ownership: bool = True) -> Sandbox:
@@ -210,10 +226,11 @@ class SandboxClient:
             ConfigError: The handle belongs to another root, cluster or namespace.
         """
         self._opened()
+        check_value("handle (read JSON with SandboxHandle.from_json)", handle, SandboxHandle)
         if not take_ownership:
             held, launcher = await self._backend.guest(handle)
             guest = Sandbox(self, held, launcher, owned=False)
-            self._guests.append(guest)
+            self._guests = [*(one for one in self._guests if not one.launcher.closed), guest]
             return guest
         taken, launcher = await self._backend.take(handle)
         self.stats.attached += 1
@@ -244,21 +261,38 @@ class SandboxClient:
 
         Raises:
             FencedError: Another worker owns it.
-            SandboxLostError: Its end was not confirmed.
+            SandboxLostError: Its end was not confirmed. It is renewed no more, so that its lease ends it.
         """
         self._opened()
         if not sandbox.owned:
             raise FencedError(f"sandbox {sandbox.id} is not yours to stop: attached without ownership")
         owned = self._owned.find(sandbox)
         if owned is None:
+            if self._owned.successor(sandbox) is not None:
+                raise FencedError(
+                    f"sandbox {sandbox.id} lives on as another object, the one that reset or attach "
+                    "returned; stop that one"
+                )
             return
+        owned.stopping = True
         try:
             await self._backend.stop(owned.sandbox.handle)
         except FencedError:
             await self._owned.forget(owned)
             raise
+        except SandboxError:
+            owned.end_renewals()
+            raise
+        finally:
+            owned.stopping = False
         await self._owned.forget(owned)
         self.stats.stopped += 1
+
+    async def leave(self, sandbox: Sandbox) -> None:
+        """Stop a sandbox at the end of its block, unless it lives on there as what `reset` returned."""
+        self._opened()
+        if self._owned.successor(sandbox) is None:
+            await self.stop(sandbox)
 
     async def reset(self, sandbox: Sandbox) -> Sandbox:
         """Bring a sandbox back to what it was at `Sandbox.mark_clean`, and prove it; or stop it.
@@ -277,13 +311,13 @@ class SandboxClient:
             The same sandbox with the next epoch; the old object is fenced.
 
         Raises:
-            ResetRefusedError: It is not clean, or was never marked; it was stopped.
+            ResetRefusedError: It was never marked and is left as it is, or it is not clean and was stopped
+                (`stopped`).
             FencedError: It is not this client's any more.
         """
         if self._owned.find(sandbox) is None:
             raise FencedError(f"sandbox {sandbox.id} is not this client's (any more)")
-        taken = await self.attach(sandbox.handle)
-        return await reset(taken, self.stats)
+        return await reset(sandbox, partial(self.attach, sandbox.handle), self.stats)
 
     async def list(self) -> tuple[SandboxInfo, ...]:
         """All sandboxes of this root, or of this run of the cluster's namespace, of any client, by id."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from .checks import check_fields
 from .errors import ConfigError
 
 # A unix socket's path has 104 bytes on macOS and 108 on Linux; the root is followed by
@@ -40,6 +41,7 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
+        check_fields(self)
         kind = type(self).__name__
         names = ("start_timeout_s", "start_concurrency_max", "stop_timeout_s", "answer_margin_s")
         for name in (*names, "output_limit"):

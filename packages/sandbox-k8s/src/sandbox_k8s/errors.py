@@ -148,6 +148,8 @@ class ResetRefusedError(SandboxError):
 
     Attributes:
         differences: What was not as it had been, at most 20 lines; empty when it was not even tried.
+        stopped: Whether the sandbox was stopped. If not, it lives on as it was and is still yours, or its end
+            was not confirmed and its lease ends it: then there are differences.
     """
 
     retryable: bool = True
@@ -155,6 +157,15 @@ class ResetRefusedError(SandboxError):
     def __init__(self, message: str, *, differences: tuple[str, ...] = (), evidence: str = "") -> None:
         super().__init__(message, evidence=evidence or "\n".join(differences))
         self.differences = differences
+        self.stopped = False
+
+
+class ResultLostError(SandboxError):
+    """A request was carried out, or begun, and its result is lost; the sandbox lives.
+
+    The connection was cut in the middle of a command, which was ended then, or the answer was lost on the way
+    and the launcher does not keep it any more. Nothing was carried out twice.
+    """
 
 
 class SessionError(SandboxError):

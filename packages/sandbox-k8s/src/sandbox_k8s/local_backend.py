@@ -19,12 +19,13 @@ from .handle import Isolation, LocalPlace, SandboxHandle
 from .launcher import archive
 from .launcher.keeper import SOCKET
 from .local import PYTHON_PREFIX, KeeperProcess, ask_to_stop, order_for, start_keeper
+from .routes import UnixRoute
 from .run_key import RunKey
 from .spec import SandboxSpec
 from .stats import ClientStats, ReapedSandbox, SandboxInfo
 from .store import SandboxState, Store
 from .sweep import sweep
-from .transport import LauncherClient, UnixRoute
+from .transport import LauncherClient
 
 if TYPE_CHECKING:
     from .kubernetes.prefetch import PrefetchedImage, Progress
@@ -42,6 +43,8 @@ class LocalBackend:
         self._stats = stats
         self._keepers: dict[str, KeeperProcess] = {}
         self._left_running: list[KeeperProcess] = []
+        self._claimed: dict[str, int] = {}
+        """Epochs that were used up here, and that the launcher was not heard to confirm."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
@@ -117,10 +120,15 @@ class LocalBackend:
             taken = msgspec.structs.replace(held.handle, epoch=held.handle.epoch + 1)
             # The number is used up first: if the launcher does not answer, the next try counts on from it.
             self.store.write(msgspec.structs.replace(held, handle=taken))
+            self._claimed[sandbox_id] = taken.epoch
             launcher = self.launcher(taken, taken.epoch)
             await launcher.take_over(taken.lease_s)
             self.store.write(SandboxState(handle=taken))
+            del self._claimed[sandbox_id]
         return Running(taken, launcher)
+
+    def record(self, handle: SandboxHandle) -> None:
+        """None: the keeper hears of renewals from the launcher."""
 
     async def renewed(self, handle: SandboxHandle) -> None:
         """The keeper hears of renewals from the launcher; only ended keepers are looked after here."""
@@ -140,7 +148,7 @@ class LocalBackend:
                 if not free:
                     raise FencedError(f"sandbox {sandbox_id} is being attached by another worker")
                 held = self.store.read(sandbox_id).handle.epoch
-                if held != handle.epoch:
+                if held not in (handle.epoch, self._claimed.get(sandbox_id)):
                     raise FencedError(f"sandbox {sandbox_id} belongs to epoch {held}, you are {handle.epoch}")
                 await ask_to_stop(self.store.folder(sandbox_id))
         except SandboxNotFoundError:
@@ -152,6 +160,7 @@ class LocalBackend:
 
     def released(self, handle: SandboxHandle) -> None:
         """A keeper that still runs is collected later."""
+        self._claimed.pop(handle.sandbox_id, None)
         keeper = self._keepers.pop(handle.sandbox_id, None)
         if keeper is not None and not keeper.collect():
             self._left_running.append(keeper)

@@ -49,7 +49,8 @@ class WarmPool:
         self._ready: deque[Sandbox] = deque()
         self._takers: deque[_Taker] = deque()
         self._starting = 0
-        self._failures = 0
+        self._rounds = 0
+        """Pauses in a row without a start that came up between them."""
         self._pausing = False
         self._recovered = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -100,6 +101,7 @@ class WarmPool:
                 self._client.stats.pool_hits += 1
                 return sandbox
             self._opened().start_soon(self._discard, sandbox)
+            await self._weed()  # others may be as silent: all at once, not 5 s for each
         self._client.stats.pool_misses += 1
         return await self._wait()
 
@@ -139,7 +141,7 @@ class WarmPool:
             raise
         else:
             self._starting -= 1
-            self._failures = 0
+            self._rounds = 0
             self._recovered.set()
             self._recovered = anyio.Event()
             self._came(sandbox)
@@ -154,20 +156,20 @@ class WarmPool:
 
     def _failed(self, problem: SandboxError) -> None:
         self._client.stats.pool_failures += 1
-        self._failures += 1
         if self._takers:
             taker = self._takers.popleft()
             taker.problem = problem
             taker.served.set()
-        if self._failures == 1:
-            _log.warning("a warm pool cannot start a sandbox: %s", problem)
         if not self._pausing and self._tasks is not None:
+            if not self._rounds:
+                _log.warning("a warm pool cannot start a sandbox: %s", problem)
             self._pausing = True
+            self._rounds += 1
             self._tasks.start_soon(self._pause, problem.retryable)
 
     async def _pause(self, retryable: bool) -> None:
         if retryable:
-            await anyio.sleep(min(_FIRST_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S))
+            await anyio.sleep(min(_FIRST_PAUSE_S * 2 ** min(self._rounds - 1, 16), _LONGEST_PAUSE_S))
         else:
             await self._recovered.wait()
         self._pausing = False
@@ -177,12 +179,19 @@ class WarmPool:
         """Replace those that died while they waited."""
         while True:
             await anyio.sleep(self._spec.lease_s / _LOOKS_PER_LEASE)
+            await self._weed()
+
+    async def _weed(self) -> None:
+        async with anyio.create_task_group() as tasks:
             for sandbox in list(self._ready):
-                alive = await self._answers(sandbox)
-                if not alive and sandbox in self._ready:
-                    self._ready.remove(sandbox)
-                    await self._discard(sandbox)
-                    self._refill()
+                tasks.start_soon(self._keep_if_alive, sandbox)
+
+    async def _keep_if_alive(self, sandbox: Sandbox) -> None:
+        alive = await self._answers(sandbox)
+        if not alive and sandbox in self._ready:
+            self._ready.remove(sandbox)
+            self._opened().start_soon(self._discard, sandbox)
+            self._refill()
 
     async def _answers(self, sandbox: Sandbox) -> bool:
         """Whether it lives and is still ours."""

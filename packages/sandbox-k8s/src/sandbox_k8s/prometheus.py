@@ -24,7 +24,8 @@ _KNOWN: Mapping[str, _Series] = {
     "detached": _Series("detached_total", "counter", "Sandboxes that were detached."),
     "stopped": _Series("stopped_total", "counter", "Sandboxes that were stopped."),
     "unisolated": _Series("unisolated_total", "counter", "Sandboxes started without isolation."),
-    "renewal_failures": _Series("renewal_failures_total", "counter", "Heartbeats that were not answered."),
+    "renewal_failures": _Series("renewal_failures_total", "counter", "Heartbeats and records that failed."),
+    "records_late": _Series("records_late_total", "counter", "Records with less than a third of their time."),
     "stop_failures": _Series("stop_failures_total", "counter", "Sandboxes whose end was not confirmed."),
     "pod_ip": _Series("connections_total", "counter", _CONNECTIONS, (("path", "pod_ip"),)),
     "api_proxy": _Series("connections_total", "counter", _CONNECTIONS, (("path", "api_proxy"),)),
@@ -32,6 +33,8 @@ _KNOWN: Mapping[str, _Series] = {
     "lists": _Series("lists_total", "counter", "Lists of the run's pods and of where events begin."),
     "watches": _Series("watches_total", "counter", "Watches that were opened."),
     "watch_failures": _Series("watch_failures_total", "counter", "Watches that could not be opened at once."),
+    "credential_failures": _Series("credential_failures_total", "counter", "Failed reads of credentials."),
+    "task_faults": _Series("task_faults_total", "counter", "Unforeseen errors of the client's own tasks."),
     "start_limit": _Series("start_limit", "gauge", "Starts that may be under way at once."),
     "starts_in_flight": _Series("starts_in_flight", "gauge", "Starts that are under way."),
     "starts_waiting": _Series("starts_waiting", "gauge", "Starts that wait for their turn."),
@@ -45,6 +48,7 @@ _KNOWN: Mapping[str, _Series] = {
     "resets": _Series("resets_total", "counter", "Used sandboxes that were made clean."),
     "resets_refused": _Series("resets_refused_total", "counter", "Used sandboxes that could not be."),
     "loop_stall_s": _Series("loop_stall_seconds", "gauge", "Longest stall of the event loop during starts."),
+    "loop_stall_cpu_s": _Series("loop_stall_cpu_seconds", "gauge", "The same, computing alone."),
 }
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 

@@ -1,5 +1,7 @@
 """How a command ended."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -59,3 +61,24 @@ class SessionResult(CommandResult, frozen=True, kw_only=True):
     """
 
     session_alive: bool = True
+
+
+def fields_of(answer: dict[str, Any], parts: list[bytes]) -> dict[str, Any]:
+    """An answer of the launcher as fields of a result."""
+    streams: list[bytes] = []
+    truncated = False
+    for number, total in enumerate(answer["totals"]):
+        head, tail = parts[2 * number : 2 * number + 2]
+        left_out = total - len(head) - len(tail)
+        truncated = truncated or left_out > 0
+        middle = b"\n[... %d bytes left out ...]\n" % left_out if left_out else b""
+        streams.append(head + middle + tail)
+    names = ("exit_code", "signal", "timed_out", "infra_error", "cancelled", "duration_s")
+    return {name: answer[name] for name in names} | {
+        "stdout": streams[0],
+        "stderr": streams[1],
+        "stdout_total": answer["totals"][0],
+        "stderr_total": answer["totals"][1],
+        "truncated": truncated,
+        "infra_failed": bool(answer["infra_error"]),
+    }

@@ -40,9 +40,18 @@ def _read_or_make_key(path: Path) -> bytes:
         with suppress(FileExistsError):
             os.link(aside, path)  # atomic and never over a key that somebody else just made
         aside.unlink()
-    if path.stat().st_mode & 0o077:
+    found = path.stat()
+    # Kubernetes mounts a Secret as root's, for a group of the pod's own to read (fsGroup).
+    others = 0o077 if found.st_uid == os.geteuid() else 0o037
+    if found.st_mode & others:
         raise ConfigError(f"run key file {path} can be read by others; do: chmod 600 {path}")
-    key = path.read_bytes().strip(b"\n")
+    try:
+        key = path.read_bytes().strip(b"\n")
+    except PermissionError as problem:
+        raise ConfigError(
+            f"run key file {path} cannot be read by this user; a Secret that is mounted needs "
+            "securityContext.fsGroup and defaultMode 0440"
+        ) from problem
     if len(key) < 16:
         raise ConfigError(f"run key file {path} holds {len(key)} bytes; at least 16 are needed")
     return key

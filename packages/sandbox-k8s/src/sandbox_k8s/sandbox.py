@@ -1,7 +1,7 @@
-"""A running sandbox: commands, sessions, files, and how it ends."""
+"""A running sandbox: commands, files, and how it ends."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from .checks import check_command, check_value
 from .config import ClientConfig
-from .errors import TransferError
+from .errors import SandboxLostError, SessionError, TransferError
 from .handle import LocalPlace, SandboxHandle
-from .launcher import archive
+from .launcher import archive, execute, shell
 from .log import LogEntry
-from .result import CommandResult, SessionResult
+from .result import CommandResult, fields_of
+from .session import Session
 from .transport import LauncherClient
 
 if TYPE_CHECKING:
     from .client import SandboxClient
 
 _SURVEY_S = 600.0
+_SAID_BYTES = 2000
 Command = str | Sequence[str]
 
 
@@ -51,7 +54,7 @@ class Sandbox:
     ) -> None:
         with anyio.CancelScope(shield=True):
             if self.owned:
-                await self.stop()
+                await self._client.leave(self)
             else:
                 await self._launcher.close()
 
@@ -104,8 +107,11 @@ class Sandbox:
             Also for a program that is missing (127), cannot be executed (126), or was killed.
 
         Raises:
-            CommandRefusedError: ``cwd`` is no folder, or something holds a NUL byte.
+            CommandRefusedError: ``cwd`` is no folder, something holds a NUL byte, or the command is empty.
+            ConfigError: An argument has another type.
         """
+        check_command(command, timeout_s, stdin)
+        check_value("env", env, Mapping[str, str] | None)
         head: dict[str, Any] = {
             "command": command if isinstance(command, str) else list(command),
             "cwd": self._below_workdir(cwd),
@@ -115,25 +121,51 @@ class Sandbox:
             "output_limit": output_limit or self.config.output_limit,
             "merge": merge_stderr,
         }
-        work_s = None if timeout_s is None else timeout_s + self.config.grace_s
+        work_s = None if timeout_s is None else timeout_s + self.config.grace_s + execute.OVERRUN_S
         answer, parts = await self._launcher.command("/sbx/execute", head, stdin or b"", work_s=work_s)
         return CommandResult(**fields_of(answer, parts))
 
     async def session(
         self, name: str = "default", *, cwd: str | None = None, env: Mapping[str, str] | None = None
-    ) -> "Session":
-        """The bash session of that name, started if there is none (or its shell has ended)."""
-        info = await self._launcher.info()
-        if not info["sessions"].get(name, False):
-            start_s = self.config.start_timeout_s
-            head = {
-                "name": name,
-                "cwd": self._below_workdir(cwd),
-                "env": dict(env or {}),
-                "timeout_s": start_s,
-            }
-            await self._launcher.command("/sbx/session/create", head, b"", work_s=start_s)
+    ) -> Session:
+        """The bash session of that name, started if there is none (or its shell has ended).
+
+        Raises:
+            SessionError: Its start-up files ended its shell, or took longer than ``start_timeout_s``; it was
+                closed. The evidence is what they printed.
+        """
+        if not await self._has_session(name):
+            try:
+                await self._start_session(name, cwd, env)
+            except SessionError:
+                # Somebody else may have been quicker; commands wait for the start-up files of theirs.
+                if not await self._has_session(name):
+                    raise
         return Session(self, name)
+
+    async def _has_session(self, name: str) -> bool:
+        return (await self._launcher.info())["sessions"].get(name, False)
+
+    async def _start_session(self, name: str, cwd: str | None, env: Mapping[str, str] | None) -> None:
+        start_s = self.config.start_timeout_s
+        head = {"name": name, "cwd": self._below_workdir(cwd), "env": dict(env or {}), "timeout_s": start_s}
+        work_s = start_s + shell.OVERRUN_S
+        answer, parts = await self._launcher.command("/sbx/session/create", head, b"", work_s=work_s)
+        if (
+            not (answer["timed_out"] or answer["cancelled"] or answer["infra_error"])
+            and answer["session_alive"]
+        ):
+            return
+        with anyio.CancelScope(shield=True), suppress(SessionError):
+            await Session(self, name).close()
+        said = fields_of(answer, parts)["stdout"][-_SAID_BYTES:].decode("utf-8", "replace")
+        what = f"the start-up files of session {name!r} in sandbox {self.id}"
+        if answer["infra_error"]:
+            raise SandboxLostError(f"{what} were not read: {answer['infra_error']}", evidence=said)
+        if answer["timed_out"]:
+            raise SessionError(f"{what} took more than {start_s:g} s", evidence=said)
+        why = answer["cancelled"] or f"they ended its shell, with exit code {answer['exit_code']}"
+        raise SessionError(f"{what} were not read to the end: {why}", evidence=said)
 
     async def read(self, path: str) -> bytes:
         """A file's bytes, as they are.
@@ -155,6 +187,7 @@ class Sandbox:
         Raises:
             FileError: It cannot be written.
         """
+        check_value("data", data, bytes | bytearray | memoryview)
         query = {"path": path} if mode is None else {"path": path, "mode": f"{mode:o}"}
         await self._launcher.put("/sbx/file", query, [data] if data else [])
 
@@ -228,7 +261,7 @@ class Sandbox:
         """Make a used sandbox as good as new, for its next user; see `SandboxClient.reset`.
 
         Returns:
-            The same sandbox with the next epoch; this object is fenced.
+            The same sandbox with the next epoch: go on with that object, this one is fenced.
         """
         return await self._client.reset(self)
 
@@ -241,7 +274,11 @@ class Sandbox:
         return await self._client.detach(self)
 
     async def stop(self) -> None:
-        """End everything inside and remove its folder or pod. Stopping twice does nothing."""
+        """End everything inside and remove its folder or pod. Stopping twice does nothing.
+
+        Raises:
+            FencedError: Another worker owns it, or it lives on as the object that `reset` returned.
+        """
         await self._client.stop(self)
 
     @property
@@ -256,71 +293,3 @@ class Sandbox:
 
     def _below_workdir(self, cwd: str | None) -> str | None:
         return None if cwd is None else str(Path(self.workdir) / cwd)
-
-
-class Session:
-    """A bash that keeps its directory, variables, functions and background jobs from command to command."""
-
-    def __init__(self, sandbox: Sandbox, name: str) -> None:
-        self.sandbox = sandbox
-        self.name = name
-
-    async def run(
-        self,
-        command: str,
-        *,
-        timeout_s: float | None = None,
-        merge_stderr: bool = False,
-        output_limit: int | None = None,
-    ) -> SessionResult:
-        """Run one command in the shell.
-
-        On a time-out it is interrupted as by Ctrl-C, what resists is killed, and the shell stays. Background
-        jobs of earlier commands live on. Standard input is empty; there is no terminal.
-
-        Raises:
-            SessionError: The session is busy, or its shell has ended.
-        """
-        config = self.sandbox.config
-        head = {
-            "name": self.name,
-            "command": command,
-            "timeout_s": timeout_s,
-            "grace_s": config.grace_s,
-            "output_limit": output_limit or config.output_limit,
-            "merge": merge_stderr,
-        }
-        work_s = None if timeout_s is None else timeout_s + config.grace_s
-        answer, parts = await self.sandbox.launcher.command("/sbx/session/run", head, b"", work_s=work_s)
-        return SessionResult(**fields_of(answer, parts), session_alive=answer["session_alive"])
-
-    async def interrupt(self) -> bool:
-        """End the command that another task is running here; False when there is none."""
-        return (await self.sandbox.launcher.call("/sbx/session/interrupt", {"name": self.name}))[
-            "interrupted"
-        ]
-
-    async def close(self) -> None:
-        """End the shell and its background jobs."""
-        await self.sandbox.launcher.call("/sbx/session/close", {"name": self.name})
-
-
-def fields_of(answer: dict[str, Any], parts: list[bytes]) -> dict[str, Any]:
-    """An answer of the launcher as fields of a result."""
-    streams: list[bytes] = []
-    truncated = False
-    for number, total in enumerate(answer["totals"]):
-        head, tail = parts[2 * number : 2 * number + 2]
-        left_out = total - len(head) - len(tail)
-        truncated = truncated or left_out > 0
-        middle = b"\n[... %d bytes left out ...]\n" % left_out if left_out else b""
-        streams.append(head + middle + tail)
-    names = ("exit_code", "signal", "timed_out", "infra_error", "cancelled", "duration_s")
-    return {name: answer[name] for name in names} | {
-        "stdout": streams[0],
-        "stderr": streams[1],
-        "stdout_total": answer["totals"][0],
-        "stderr_total": answer["totals"][1],
-        "truncated": truncated,
-        "infra_failed": bool(answer["infra_error"]),
-    }

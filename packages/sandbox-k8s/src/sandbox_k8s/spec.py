@@ -4,6 +4,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from .checks import check_fields
 from .errors import ConfigError
 
 
@@ -17,7 +18,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         env: Environment of everything that runs inside, on top of PATH, HOME, TMPDIR, LANG and TERM. Nothing
             of the caller's own environment gets in.
         workdir: Where commands start. None is the sandbox's own empty folder (``/workspace`` under
-            bubblewrap); another path must exist inside.
+            bubblewrap); another path is made inside where it is missing. A plain process has no inside: the
+            folder is made on this machine, and stays.
         lease_s: The sandbox ends itself when nobody renews it for so long. An open client renews.
         detached_lease_s: The same after `Sandbox.detach`.
         network: Whether the network is there. Without bubblewrap it always is. A pod's label
@@ -45,6 +47,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
+        check_fields(self)
         for name, value in (("lease_s", self.lease_s), ("detached_lease_s", self.detached_lease_s)):
             if not 1.0 <= value <= 30 * 86400:
                 raise ConfigError(f"SandboxSpec.{name} must lie between 1 second and 30 days, got {value}")

@@ -12,13 +12,17 @@ class ClientStats(msgspec.Struct, kw_only=True):
 
     Attributes:
         unisolated: Sandboxes that were started as plain processes because bubblewrap does not work here.
-        renewal_failures: Heartbeats that were not answered.
+        renewal_failures: Heartbeats, and renewals of pods' records, that failed; they are tried again.
+        records_late: Times that less than a third was left of the record of a sandbox that is owned; when
+            nothing is left, a reaper takes its pod.
         pod_ip: Connections to launchers by the pod's address.
         api_proxy: The same by the API server's pod proxy.
         port_forward: The same by port-forward.
         lists: Times that all pods of a run, or where events begin, were asked for.
         watches: Watches that were opened, also to go on with one that ended.
-        watch_failures: Watches that could not be opened at once.
+        watch_failures: Watches that could not be opened at once, or whose version expired as soon as listed.
+        credential_failures: Times that the credentials could not be read; the last ones are used on.
+        task_faults: Unforeseen errors in tasks of the client itself, which went on.
         stop_failures: Sandboxes whose end was not confirmed; their keepers or their leases end them.
         start_limit: How many starts may be under way at once now. With the two below a figure of this moment,
             no counter.
@@ -34,6 +38,8 @@ class ClientStats(msgspec.Struct, kw_only=True):
         resets: Used sandboxes that were brought back to a clean state.
         resets_refused: Those that could not be, and were stopped.
         loop_stall_s: The longest time, while starts were under way, in which the event loop did nothing else.
+        loop_stall_cpu_s: The same by the processor time of the loop's own thread: without what other
+            processes and threads took meanwhile.
     """
 
     started: int = 0
@@ -42,6 +48,7 @@ class ClientStats(msgspec.Struct, kw_only=True):
     stopped: int = 0
     unisolated: int = 0
     renewal_failures: int = 0
+    records_late: int = 0
     stop_failures: int = 0
     pod_ip: int = 0
     api_proxy: int = 0
@@ -49,6 +56,8 @@ class ClientStats(msgspec.Struct, kw_only=True):
     lists: int = 0
     watches: int = 0
     watch_failures: int = 0
+    credential_failures: int = 0
+    task_faults: int = 0
     start_limit: int = 0
     starts_in_flight: int = 0
     starts_waiting: int = 0
@@ -62,6 +71,7 @@ class ClientStats(msgspec.Struct, kw_only=True):
     resets: int = 0
     resets_refused: int = 0
     loop_stall_s: float = 0.0
+    loop_stall_cpu_s: float = 0.0
 
 
 class ReapedSandbox(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from .sandbox import Sandbox
 from .spec import SandboxSpec
 from .stats import ClientStats, ReapedSandbox, SandboxInfo
 from .sync_loop import LoopThread
+from .sync_pool import SyncWarmPool
 from .sync_sandbox import SyncSandbox
 
 if TYPE_CHECKING:
@@ -114,6 +115,10 @@ class SyncSandboxClient:
         """See `SandboxClient.start_many`; ``progress`` is called in the client's thread."""
         started = self.thread.call(partial(self.client.start_many, specs, progress=progress), _stop_all)
         return [one if isinstance(one, SandboxError) else SyncSandbox(self, one) for one in started]
+
+    def warm_pool(self, spec: SandboxSpec | None = None, *, size: int) -> SyncWarmPool:
+        """See `SandboxClient.warm_pool`."""
+        return SyncWarmPool(self, self.client.warm_pool(spec, size=size))
 
     def prefetch(
         self,

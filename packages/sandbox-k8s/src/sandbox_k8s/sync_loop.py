@@ -8,149 +8,21 @@ import asyncio
 import atexit
 import logging
 import os
-import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
-import anyio.abc
 
 from .errors import ConfigError
+from .sync_calls import Call, EndedError, Life
 
 _log = logging.getLogger("sandbox_k8s")
 T = TypeVar("T")
-
-
-class _EndedError(Exception):
-    """The loop was left before or while a call ran."""
-
-
-class _Life:
-    """What the thread and its owner share. It does not know the owner, which may be garbage-collected."""
-
-    def __init__(self, name: str) -> None:
-        self.pid = os.getpid()
-        self.opened: Future[None] = Future()
-        self.tasks: anyio.abc.TaskGroup | None = None
-        self.unanswered: set[Future[Any]] = set()
-        self._name = name
-        self._loop = asyncio.new_event_loop()
-        self._told: deque[Callable[[], object]] = deque()
-        self._wake = asyncio.Event()
-        self._left = False
-        self._opening: anyio.CancelScope | None = None
-
-    def start(self, manager: AbstractAsyncContextManager[object]) -> threading.Thread:
-        """Start the thread, which enters ``manager`` and leaves it in the end."""
-        # A daemon: the interpreter would wait for any other before `atexit` can tell it to leave.
-        thread = threading.Thread(target=self._run, args=(manager,), name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            self._loop.close()
-            raise
-        return thread
-
-    def tell(self, callback: Callable[[], object]) -> bool:
-        """Have the loop's task call something, in the order of telling; False when the loop has ended."""
-        self._told.append(callback)
-        return self._rouse(self._wake.set)
-
-    def _rouse(self, callback: Callable[[], object]) -> bool:
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            return False
-        return True
-
-    def leave(self) -> None:
-        """End the opening or the calls under way, leave the manager, end the thread."""
-        self._rouse(self._leave)
-
-    def _leave(self) -> None:
-        self._left = True
-        self._wake.set()
-        if self._opening is not None:
-            self._opening.cancel()
-
-    def _run(self, manager: AbstractAsyncContextManager[object]) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._live(manager))
-        except BaseException as problem:
-            if self.opened.done():
-                raise
-            self.opened.set_exception(problem)
-        finally:
-            for answer in list(self.unanswered):
-                answer.set_exception(_EndedError())  # told to the loop when it had just run its last
-
-    async def _live(self, manager: AbstractAsyncContextManager[object]) -> None:
-        with anyio.CancelScope() as self._opening:
-            if self._left:
-                self._opening.cancel()
-            async with manager:
-                self._opening = None
-                async with anyio.create_task_group() as self.tasks:
-                    self.opened.set_result(None)
-                    await self._obey()
-                    self.tasks.cancel_scope.cancel()
-            return
-        raise _EndedError
-
-    async def _obey(self) -> None:
-        while not self._left:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._told:
-                self._told.popleft()()
-
-
-class _Call(Generic[T]):
-    """One call. All methods are for the loop's own task."""
-
-    def __init__(self, life: _Life, work: Callable[[], Awaitable[T]]) -> None:
-        self.answer: Future[T] = Future()
-        self.answer.add_done_callback(life.unanswered.discard)
-        self._life = life
-        self._work = work
-        self._scope: anyio.CancelScope | None = None
-        self._begun = self._cancelled = False
-
-    def begin(self) -> None:
-        """Start it, unless the loop is being left."""
-        tasks = self._life.tasks
-        if tasks is None or tasks.cancel_scope.cancel_called:
-            self.answer.set_exception(_EndedError())
-        else:
-            self._begun = True
-            tasks.start_soon(self._run)
-
-    def cancel(self) -> None:
-        """End it; one that was never begun is over with this."""
-        self._cancelled = True
-        if self._scope is not None:
-            self._scope.cancel()
-        elif not self._begun and not self.answer.done():
-            self.answer.set_exception(_EndedError())
-
-    async def _run(self) -> None:
-        try:
-            with anyio.CancelScope() as self._scope:
-                if self._cancelled:
-                    self._scope.cancel()
-                self.answer.set_result(await self._work())
-        except Exception as problem:
-            self.answer.set_exception(problem)
-        finally:
-            if not self.answer.done():
-                self.answer.set_exception(_EndedError())
 
 
 class LoopThread:
@@ -170,17 +42,16 @@ class LoopThread:
         """
         self._name = name
         self._leave_s = leave_s
-        self._life = life = _Life(name)
-        self._thread = life.start(manager)
+        self._life = life = Life(name)
+        life.start(manager)
         try:
             life.opened.result()
         except BaseException:
-            life.leave()
-            self._thread.join(leave_s)
+            life.end(leave_s)
             raise
-        self._at_exit = partial(_leave_at_exit, life, self._thread, leave_s)
+        self._at_exit = partial(_leave_at_exit, life, leave_s)
         atexit.register(self._at_exit)
-        self._abandoned = weakref.finalize(self, _abandoned, life, self._at_exit, name)
+        self._abandoned = weakref.finalize(self, _abandoned, life, name)
         self._abandoned.atexit = False
 
     def call(
@@ -192,7 +63,8 @@ class LoopThread:
 
         Args:
             work: Makes the awaitable, in the loop.
-            undo: Given a result that came although the wait for it was interrupted.
+            undo: Given a result that came although the wait for it was interrupted. It runs in the loop, to
+                its end; what it raises is logged.
 
         Raises:
             ConfigError: The loop was closed, belongs to the process that this one was forked from, or this
@@ -208,15 +80,14 @@ class LoopThread:
                 f"{self._name}: this thread runs an event loop, which would stand still during the call; use "
                 "`async with SandboxClient...` here, or call from another thread (asyncio.to_thread)"
             )
-        call = _Call(self._life, work)
+        call = Call(self._life, work, undo)
         try:
             self._begin(call)
             wait([call.answer])
         except BaseException:
-            if self._life.tell(call.cancel):
-                wait([call.answer])
-                if undo is not None and call.answer.exception() is None:
-                    self.call(partial(undo, call.answer.result()))
+            over = call.abandon()
+            if over is not None:
+                wait([over])
             raise
         return self._result(call)
 
@@ -225,39 +96,45 @@ class LoopThread:
     ) -> T:
         """The same from another asyncio loop, which goes on meanwhile; cancelling the caller cancels it.
 
-        Loops may come and go between calls, as with one ``asyncio.run`` for each.
+        Loops may come and go between calls, as with one ``asyncio.run`` for each. A second cancellation,
+        which asyncio lets through a shield, does not wait for the end of what it cancelled.
         """
         self._check()
-        call = _Call(self._life, work)
+        call = Call(self._life, work, undo)
         self._begin(call)
-        answered = asyncio.wrap_future(call.answer)
         try:
-            await asyncio.wait([answered])
+            await asyncio.wait([_seen(call.answer)])
         except asyncio.CancelledError:
-            with anyio.CancelScope(shield=True):
-                if self._life.tell(call.cancel):
-                    await asyncio.wait([answered])
-                    failed = answered.exception() is not None  # asked for in any case, see below
-                    if undo is not None and not failed:
-                        await self.call_from(partial(undo, answered.result()))
+            over = call.abandon()
+            if over is not None:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([_seen(over)])
             raise
-        answered.exception()  # else asyncio reports it as one that nobody looked at
         return self._result(call)
 
     def post(self, work: Callable[[], Awaitable[object]]) -> None:
         """Begin something and do not wait; for finalizers. Nothing happens in a fork or when it is closed."""
         if self._life.pid == os.getpid():
-            self._life.tell(_Call(self._life, work).begin)
+            self._life.tell(Call(self._life, work).begin)
 
     def close(self) -> None:
-        """End the calls under way and leave the manager. Closing twice does nothing."""
+        """End the calls under way and leave the manager. Closing twice does nothing.
+
+        Ctrl-C ends the wait for it only: closing again, and the interpreter's exit, wait for the rest.
+
+        Raises:
+            ConfigError: Called in the loop's own thread, which would wait for itself.
+        """
         if not self._abandoned.alive or self._life.pid != os.getpid():
             return
+        if self._life.here:
+            raise ConfigError(
+                f"{self._name} cannot be closed from a callback of its own: that thread would wait for itself"
+            )
+        ended = self._life.end(self._leave_s)
         self._abandoned.detach()
         atexit.unregister(self._at_exit)
-        self._life.leave()
-        self._thread.join(self._leave_s)
-        if self._thread.is_alive():
+        if not ended:
             _log.warning("%s is still ending after %.0f s", self._name, self._leave_s)
 
     @property
@@ -272,27 +149,33 @@ class LoopThread:
                 f"client of its own in process {os.getpid()}"
             )
 
-    def _begin(self, call: _Call[Any]) -> None:
+    def _begin(self, call: Call[Any]) -> None:
         self._life.unanswered.add(call.answer)
         if not self._life.tell(call.begin):
             self._life.unanswered.discard(call.answer)
             raise ConfigError(f"{self._name} is closed")
 
-    def _result(self, call: _Call[T]) -> T:
+    def _result(self, call: Call[T]) -> T:
         try:
             return call.answer.result()
-        except _EndedError as ended:
+        except EndedError as ended:
             raise ConfigError(f"{self._name} was closed before this call was over") from ended
 
 
-def _leave_at_exit(life: _Life, thread: threading.Thread, leave_s: float) -> None:
+def _leave_at_exit(life: Life, leave_s: float) -> None:
     if life.pid == os.getpid():
-        life.leave()
-        thread.join(leave_s)
+        life.end(leave_s)
 
 
-def _abandoned(life: _Life, at_exit: Callable[[], object], name: str) -> None:
-    atexit.unregister(at_exit)
+def _abandoned(life: Life, name: str) -> None:
+    # The wait at the interpreter's exit stays: it may come while the thread is still leaving.
     if life.pid == os.getpid():
         life.leave()  # without waiting: this may be any thread, the loop's too
         warnings.warn(f"{name} was never closed; what it holds is being ended", ResourceWarning, stacklevel=2)
+
+
+def _seen(future: Future[Any]) -> asyncio.Future[Any]:
+    """It, in this thread's event loop, which else reports an error that nobody looked at."""
+    here = asyncio.wrap_future(future)
+    here.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return here

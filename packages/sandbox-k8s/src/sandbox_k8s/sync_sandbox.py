@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from .handle import SandboxHandle
 from .log import LogEntry
 from .result import CommandResult, SessionResult
-from .sandbox import Command, Sandbox, Session
+from .sandbox import Command, Sandbox
+from .session import Session
 
 if TYPE_CHECKING:
     from .sync import SyncSandboxClient
@@ -126,8 +127,15 @@ class SyncSandbox:
         self.client.thread.call(self.sandbox.renew)
 
     def detach(self) -> SandboxHandle:
-        """See `Sandbox.detach`."""
-        return self.client.thread.call(self.sandbox.detach)
+        """See `Sandbox.detach`. Interrupted by Ctrl-C, it leaves the sandbox this client's."""
+        return self.client.thread.call(self.sandbox.detach, self.take_back)
+
+    async def take_back(self, handle: SandboxHandle) -> None:
+        """Attach it again after a detach whose caller never got the handle. For the client's own thread.
+
+        What it had, its sessions too, is as it was; objects of sessions from before are fenced.
+        """
+        self.sandbox = await self.client.client.attach(handle)
 
     def stop(self) -> None:
         """See `Sandbox.stop`."""
@@ -135,11 +143,19 @@ class SyncSandbox:
 
 
 class SyncSession:
-    """A bash that keeps its state from command to command. See `Session`."""
+    """A bash that keeps its state from command to command. See `Session`; ``with session:`` closes it."""
 
     def __init__(self, client: "SyncSandboxClient", session: Session) -> None:
         self.client = client
         self.session = session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.thread.call(partial(self.session.__aexit__, kind, problem, trace))
 
     @property
     def name(self) -> str:

@@ -1,11 +1,11 @@
-"""HTTP to a launcher: over its unix socket, a pod's address, or the API server."""
+"""HTTP to a launcher, whichever way leads to it."""
 
 import io
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import anyio
@@ -13,114 +13,45 @@ import anyio.to_thread
 import msgspec
 from aiohttp.client_exceptions import UnixClientConnectorError
 
+from .answers import NoAnswerError, error_of
 from .errors import (
-    AccessError,
-    ClusterError,
     CommandRefusedError,
     FencedError,
-    FileError,
-    ResetRefusedError,
     SandboxError,
     SandboxLostError,
-    SessionError,
     TransferError,
 )
-from .kubernetes.admission import classify_refusal, read_status
 from .kubernetes.diagnosis import Diagnosis
 from .launcher import frames
+from .launcher.body import LARGEST
 from .log import LogEntry
+from .routes import Route
 
 _KEY_HEADER = "X-API-Key"
 _EPOCH_HEADER = "X-Sandbox-Epoch"
 _REQUEST_ID_HEADER = "X-Request-ID"
+_KEEP_HEADER = "X-Request-Keep"
 _FRAMED = "application/x-sandbox"
 _CONNECT_S = 5.0
-_REX_FAILURE = 511
-_ON_THE_WAY = frozenset({502, 503, 504})
-_ERROR_TYPES: dict[str, type[SandboxError]] = {
-    "auth": AccessError,
-    "fenced": FencedError,
-    "not-owner": FencedError,
-    "request": CommandRefusedError,
-    "transfer": TransferError,
-    "archive": TransferError,
-    "not-clean": ResetRefusedError,
-    "session-exists": SessionError,
-    "session-missing": SessionError,
-    "session-busy": SessionError,
-    "session-closed": SessionError,
-}
 
 
-class NoAnswerError(SandboxLostError):
-    """The answer was lost on the way: a request with an id may be sent again."""
+class _Exchange:
+    """A request under way, and its answer while that is read."""
 
+    def __init__(self) -> None:
+        self.asking = anyio.CancelScope()
+        self.answer: aiohttp.ClientResponse | None = None
 
-class RexError(SandboxError):
-    """What the launcher answered to a request of SWE-ReX's protocol.
-
-    Attributes:
-        class_path: The exception that it stands for.
-        extra_info: What that one carries, for example the output until a time-out.
-    """
-
-    def __init__(self, message: str, *, class_path: str, extra_info: dict[str, Any]) -> None:
-        super().__init__(message)
-        self.class_path = class_path
-        self.extra_info = extra_info
-
-
-class Route(Protocol):
-    """A way to a launcher."""
-
-    @property
-    def base_url(self) -> str:
-        """What its paths are below; ends with a slash."""
-        ...
-
-    def connector(self) -> aiohttp.BaseConnector:
-        """A new pool of connections, closed by whoever asked for it."""
-        ...
-
-    def options(self) -> dict[str, Any]:
-        """What each request needs: ``headers`` always, perhaps ``proxy`` and ``server_hostname``."""
-        ...
-
-
-class UnixRoute:
-    """Over a unix socket of this machine."""
-
-    base_url = "http://sandbox/"
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def connector(self) -> aiohttp.BaseConnector:
-        """Connections to the socket."""
-        return aiohttp.UnixConnector(path=str(self._path), limit=0)
-
-    def options(self) -> dict[str, Any]:
-        """Nothing."""
-        return {"headers": {}}
-
-
-class AddressRoute:
-    """Over TCP, straight to the launcher."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.base_url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-    def connector(self) -> aiohttp.BaseConnector:
-        """Connections to the address."""
-        return aiohttp.TCPConnector(limit=0)
-
-    def options(self) -> dict[str, Any]:
-        """Nothing."""
-        return {"headers": {}}
+    def cut(self) -> None:
+        """Break it off, and the connection with it: the launcher ends what ran under it."""
+        self.asking.cancel()
+        connection = None if self.answer is None else self.answer.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
 
 
 class LauncherClient:
-    """Requests to one launcher through one pool of connections.
+    """Requests to one launcher, through a pool of connections that others may share.
 
     Args:
         route: The way to the launcher.
@@ -131,29 +62,50 @@ class LauncherClient:
         explain: Asked for the reason when a launcher that did answer is silent; None asks nobody.
     """
 
+    _later: int | None = None
+
     def __init__(self, route: Route, token: str, epoch: int | None, *, margin_s: float, where: str) -> None:
-        headers = {_KEY_HEADER: token}
+        self._headers = {_KEY_HEADER: token}
         if epoch is not None:
-            headers[_EPOCH_HEADER] = str(epoch)
+            self._headers[_EPOCH_HEADER] = str(epoch)
         self._margin_s = margin_s
         self._where = where
         self.explain: Callable[[], Awaitable[Diagnosis | None]] | None = None
         self._epoch = epoch
         self._route = route
-        self._http = aiohttp.ClientSession(
-            route.base_url,
-            connector=route.connector(),
-            headers=headers,
-            skip_auto_headers=["User-Agent"],
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._http, self._shares = route.connections()
+        self._closed = False
+        self._under_way: set[_Exchange] = set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     async def close(self) -> None:
-        """Close the connections; what was running under them ends."""
-        await self._http.close()
+        """Cut what is under way; what was running under it ends. Closing twice does nothing."""
+        self._closed = True
+        for exchange in self._under_way:
+            exchange.cut()
+        if not self._shares:
+            await self._http.close()
+
+    async def replaced(self, epoch: int) -> None:
+        """Close it, since its own client owns the sandbox by a later epoch.
+
+        Whoever still uses it hears what the launcher would answer: `FencedError`.
+        """
+        self._later = epoch
+        await self.close()
 
     async def call(
-        self, path: str, body: dict[str, Any], *, work_s: float | None = 0.0, request_id: str | None = None
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        work_s: float | None = 0.0,
+        request_id: str | None = None,
+        keep_s: float = 600.0,
     ) -> dict[str, Any]:
         """A request and its answer in JSON.
 
@@ -162,12 +114,17 @@ class LauncherClient:
             body: JSON.
             work_s: How long the launcher may work on it before the margin counts; None is for ever.
             request_id: The launcher carries out a request of one id once, and answers it again and again.
+            keep_s: How long after its end a request with an id may still be sent again; up to a day.
 
         Raises:
             NoAnswerError: It may be sent again if it has an id.
+            CommandRefusedError: It is larger than a launcher takes.
         """
         data = json.dumps(body).encode()
-        headers = {} if request_id is None else {_REQUEST_ID_HEADER: request_id}
+        self._check_size(path, len(data))
+        headers: dict[str, str] = {}
+        if request_id is not None:
+            headers = {_REQUEST_ID_HEADER: request_id, _KEEP_HEADER: str(math.ceil(keep_s))}
         async with self._request("POST", path, data=data, headers=headers, work_s=work_s) as response:
             return await response.json()
 
@@ -175,7 +132,9 @@ class LauncherClient:
         self, path: str, head: dict[str, Any], stdin: bytes, *, work_s: float | None
     ) -> tuple[dict[str, Any], list[bytes]]:
         """A request of a head and bytes; the answer's head and its parts."""
-        data = io.BytesIO(json.dumps(head).encode() + b"\n" + stdin)  # sent piece by piece
+        line = json.dumps(head).encode() + b"\n"
+        self._check_size(path, len(line) + len(stdin))
+        data = io.BytesIO(line + stdin)  # sent piece by piece
         headers = {"Content-Type": _FRAMED}
         async with self._request("POST", path, data=data, headers=headers, work_s=work_s) as response:
             line, _, rest = (await response.read()).partition(b"\n")
@@ -186,6 +145,13 @@ class LauncherClient:
             parts.append(rest[start : start + length])
             start += length
         return answer, parts
+
+    def _check_size(self, path: str, size: int) -> None:
+        if size > LARGEST:
+            raise CommandRefusedError(
+                f"{self._where}: a request of {size} bytes ({path}), {LARGEST} at most: upload what is large "
+                "as a file, and let the command read that"
+            )
 
     async def take_over(self, lease_s: float) -> None:
         """Become the owner: the launcher's answer is the change. Closes the connections if that fails.
@@ -266,21 +232,38 @@ class LauncherClient:
         # aiohttp's own default of 300 s in total would cut long commands off (SWE-agent/SWE-ReX#268).
         total = None if work_s is None else work_s + self._margin_s
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=_CONNECT_S)
-        if self._http.closed:
+        if self._closed or self._http.closed:
             # aiohttp says this with a bare RuntimeError, which a heartbeat that was just waking up would
             # carry into its client's task group.
-            raise SandboxLostError(f"{self._where} was stopped or detached by this client ({path})")
+            raise self._left(path)
+        exchange = _Exchange()
+        self._under_way.add(exchange)
         try:
             way = self._route.options()
-            headers = {**way.pop("headers"), **options.pop("headers", {})}
+            headers = {**way.pop("headers"), **self._headers, **options.pop("headers", {})}
             options |= {**way, "timeout": timeout, "headers": headers}
-            async with self._http.request(method, path.removeprefix("/"), **options) as response:
-                if response.status >= 400:
-                    raise _error(await response.read(), response.status, self._where)
+            url = self._route.base_url + path.removeprefix("/")
+            with exchange.asking:
+                # Nobody but the launcher may see the key, wherever something on the way points to.
+                exchange.answer = await self._http.request(method, url, allow_redirects=False, **options)
+            if exchange.answer is None:
+                raise self._left(path)
+            async with exchange.answer as response:
+                if self._closed:
+                    raise self._left(path)
+                if response.status >= 300:
+                    raise error_of(await response.read(), response.status, self._where)
                 yield response
+        except aiohttp.ServerTimeoutError as problem:
+            # A TimeoutError, too, but nothing was sent yet.
+            raise await self._lost(
+                f"{self._where} could not be reached within {_CONNECT_S} s ({path})", NoAnswerError
+            ) from problem
         except TimeoutError as problem:
             raise await self._lost(f"{self._where} did not answer within {total} s ({path})") from problem
         except (aiohttp.ClientError, ConnectionError, FileNotFoundError) as problem:
+            if self._closed:
+                raise self._left(path) from problem
             # Nobody listens on a socket of this machine: that is no trouble on the way.
             ended = isinstance(problem, (UnixClientConnectorError, FileNotFoundError))
             raise await self._lost(
@@ -288,6 +271,15 @@ class LauncherClient:
                 "stopped, its lease ran out, or it was killed",
                 SandboxLostError if ended else NoAnswerError,
             ) from problem
+        finally:
+            self._under_way.discard(exchange)
+
+    def _left(self, path: str) -> SandboxError:
+        if self._later is not None:
+            return FencedError(
+                f"{self._where} belongs to epoch {self._later}, you are {self._epoch} ({path})"
+            )
+        return SandboxLostError(f"{self._where} was stopped or detached by this client ({path})")
 
     async def _lost(
         self, message: str, unexplained: type[SandboxLostError] = SandboxLostError
@@ -306,32 +298,3 @@ async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
     iterator = iter(chunks)
     while (chunk := await anyio.to_thread.run_sync(next, iterator, None)) is not None:
         yield chunk
-
-
-def _error(body: bytes, status: int, where: str) -> SandboxError:
-    try:
-        answer: dict[str, Any] = json.loads(body)
-        if status == _REX_FAILURE:
-            return _rex_error(answer["swerexception"], where)
-        code, message = answer["error"], answer["message"]
-    except (ValueError, KeyError, TypeError):
-        if status in (401, 403) and read_status(body).kind == "Status":
-            # Not the launcher: the API server on the way to it, which will not change its mind.
-            refused = classify_refusal(status, body)
-            what = f"the way to {where}: HTTP {status}: {refused.failure}: {refused.why}"
-            return ClusterError(what, diagnosis=refused, code=status)
-        # A launcher says what is wrong; a bare 502 or 503 comes from something on the way to it.
-        lost = NoAnswerError if status in _ON_THE_WAY else SandboxLostError
-        return lost(f"{where} answered {status}", evidence=body[:2000].decode("utf-8", "replace"))
-    if code == "os":
-        return FileError(f"{where}: {message}", errno=answer["errno"])
-    kind = _ERROR_TYPES.get(code)
-    return kind(f"{where}: {message}") if kind else SandboxLostError(f"{where} failed: {message}")
-
-
-def _rex_error(transfer: dict[str, Any], where: str) -> SandboxError:
-    message, extra = str(transfer["message"]), dict(transfer["extra_info"])
-    if "sandbox_error" in extra:
-        kind = _ERROR_TYPES.get(extra["sandbox_error"], SandboxLostError)
-        return kind(f"{where}: {message}")
-    return RexError(message, class_path=str(transfer["class_path"]), extra_info=extra)

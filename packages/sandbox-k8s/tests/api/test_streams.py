@@ -143,6 +143,16 @@ async def test_what_cannot_be_executed_is_refused_before_it_begins(box: Any, run
     assert (plain.status, plain.body["message"]) == (400, "Upgrade request required")
 
 
+async def test_dollars_in_variables_and_words_are_kubernetes_own(box: Any, run: Any) -> None:
+    spec = run("sh", "-c", 'printf "%s|" "$A" "$B" "$C" "$@"', "sh", "$(A)", "$$(A)", "$(NONE)", "$A", "a$$b")
+    values = {"A": "known", "B": "x$(A)y", "C": "x$$(A)y"}
+    spec["containers"][0]["env"] = [{"name": name, "value": value} for name, value in values.items()]
+    await box.create("dollars", spec)
+    await box.until("dollars", lambda found: found["status"]["phase"] == "Succeeded")
+    said = (await box("GET", "pods/dollars/log")).body
+    assert said == b"known|xknowny|x$(A)y|known|$(A)|$(NONE)|$A|a$b|"
+
+
 async def test_logs(box: Any, run: Any) -> None:
     await box.create("talk", run("sh", "-c", "for i in 1 2 3; do echo $i; done"))
     await box.until("talk", lambda found: found["status"]["phase"] == "Succeeded")

@@ -169,9 +169,9 @@ def reaper_layer() -> bytes:
 
 def _files(folder: Path, *without: str) -> Iterator[Path]:
     unused = {*without, "__pycache__", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo"}
-    for path in folder.rglob("*"):
-        if path.is_file() and path.suffix != ".a" and not unused & set(path.relative_to(folder).parts):
-            yield path
+    for parent, folders, names in os.walk(folder):
+        folders[:] = set(folders) - unused
+        yield from (Path(parent, name) for name in names if not name.endswith(".a"))
 
 
 def _needed_packages() -> set[str]:

@@ -15,13 +15,14 @@ from sandbox_k8s.handle import LocalPlace, SandboxHandle
 from sandbox_k8s.sandbox import Sandbox
 
 from . import lines
-from .where import Cluster, chooses_cluster, cluster_of, opened_client, parent
+from .where import Cluster, chooses_cluster, cluster_of, opened_client, parent, seconds
 
 _LEAVE_S = 5.0
 _EPILOG = """
 Whoever owned the sandbox gets FencedError. Standard input is one command per line, each run in the
-session, whose directory, variables and background jobs stay; a terminal gets a prompt, where ctrl-C ends
-the running command and ctrl-D or exit leaves. Then the sandbox is detached, as it was, for its detached
+session, whose directory, variables and background jobs stay; a line that is exit, exit N or logout leaves,
+and the shell stays, too. A terminal gets a prompt, where ctrl-C ends the running command and ctrl-D leaves.
+Then the sandbox is detached, as it was, for its detached
 lease, and its new handle is the last line printed. The handle says where the sandbox is; options say how
 to get there.
 """
@@ -38,7 +39,7 @@ def register(commands: Any) -> None:
         help="JSON of a SandboxHandle, or its file; - is standard input's first line",
     )
     command.add_argument("--session", default="default", metavar="NAME", help="(default: default)")
-    command.add_argument("--timeout", type=float, metavar="SECONDS", help="of each command")
+    command.add_argument("--timeout", type=seconds, metavar="SECONDS", help="of each command")
     command.add_argument("--stop", action="store_true", help="end the sandbox afterwards")
     command.add_argument("--out", type=Path, metavar="FILE", help="write the new handle there")
     command.set_defaults(action=_attach)
@@ -132,7 +133,10 @@ def _place_of(handle: SandboxHandle, options: argparse.Namespace) -> LocalConfig
     if isinstance(place, LocalPlace):
         if chooses_cluster(options):
             raise ConfigError(f"sandbox {handle.sandbox_id} is on this machine, in {place.root}; no cluster")
-        return LocalConfig(root=options.root or Path(place.root), isolation="process")
+        root: Path = options.root or Path(place.root)
+        if not root.is_dir():
+            raise SandboxNotFoundError(f"sandbox {handle.sandbox_id} has ended: {root} is no folder")
+        return LocalConfig(root=root, isolation="process")
     if options.root is not None:
         raise ConfigError(
             f"sandbox {handle.sandbox_id} is in cluster {place.cluster!r}; --root is of a machine"

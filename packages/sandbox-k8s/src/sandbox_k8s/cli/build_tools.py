@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sandbox_k8s.errors import ConfigError
+
 from .text import say
 
 
@@ -19,6 +21,10 @@ def register(commands: Any) -> None:
 def _build_tools(options: argparse.Namespace) -> int:
     from sandbox_k8s import tools
 
+    if options.archive is not None:
+        tools.check_archive(options.archive, options.name)  # before the work, not after it
+    elif options.name is not None:
+        raise ConfigError("--name is the name of the archive's image: give --archive FILE.tar, too")
     record = tools.build(options.out)
     say("tree", f"{options.out}, {record.size / 1e6:.1f} MB")
     say("runs on", f"{record.os}/{record.architecture}")

@@ -15,14 +15,13 @@ from sandbox_k8s.client import SandboxClient
 from sandbox_k8s.clock import SystemClock
 from sandbox_k8s.config import LocalConfig
 from sandbox_k8s.errors import ClusterError, ConfigError
-from sandbox_k8s.kubernetes.config import Injection
 from sandbox_k8s.kubernetes.doctor import Finding, examine, probe
 from sandbox_k8s.local import PYTHON_PREFIX
 from sandbox_k8s.spec import SandboxSpec
 
 from .problems import EXIT_INFRA, of_cluster, one_line
 from .text import printable, say
-from .where import Cluster, opened_api, parent, place_of
+from .where import Cluster, add_injection, opened_api, parent, place_of, with_injection
 
 _START_S = 120.0
 _EPILOG = """
@@ -39,13 +38,12 @@ def register(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="of a cluster: as a JSON list")
     command.add_argument("--no-start", action="store_true", help="of a cluster: start no sandbox")
     command.add_argument("--image", help="of a cluster: the image of the sandbox that is started")
-    command.add_argument("--tools-image", metavar="IMAGE", help="of `build-tools`, for the sandbox")
-    command.add_argument("--injection", choices=("image_volume", "init_copy"), default="image_volume")
+    add_injection(command)
     command.set_defaults(action=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    place = place_of(options)
+    place = place_of(options, makes_root=True)
     if isinstance(place, LocalConfig):
         if options.json or options.no_start or options.image or options.tools_image:
             raise ConfigError("these options of doctor are for a cluster; add --kubernetes")
@@ -54,14 +52,11 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _completed(place: Cluster, options: argparse.Namespace) -> Cluster:
-    config = place.config
-    if options.tools_image is not None:
-        injection = Injection(kind=options.injection, image=options.tools_image)
-        config = msgspec.structs.replace(config, injection=injection)
-    if options.image is not None:
-        config = msgspec.structs.replace(config, image=options.image)
-    knows = place.knows_injection or options.tools_image is not None
-    return msgspec.structs.replace(place, config=config, knows_injection=knows)
+    place = with_injection(place, options)
+    if options.image is None:
+        return place
+    config = msgspec.structs.replace(place.config, image=options.image)
+    return msgspec.structs.replace(place, config=config)
 
 
 async def _of_cluster(place: Cluster, options: argparse.Namespace) -> int:

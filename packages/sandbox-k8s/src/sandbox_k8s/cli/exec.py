@@ -2,8 +2,11 @@
 
 import argparse
 import os
+import stat
 import sys
+from fcntl import ioctl
 from functools import partial
+from termios import FIONREAD
 from typing import Any
 
 import anyio
@@ -19,20 +22,34 @@ from sandbox_k8s.sandbox import Sandbox
 from .pods import find_pod, unknown_id
 from .problems import EXIT_INFRA, EXIT_TIMED_OUT
 from .text import printable
-from .where import Cluster, opened_api, opened_client, parent, place_of
+from .where import Cluster, opened_api, opened_client, parent, place_of, seconds
+
+_STDIN = 0
+_EPILOG = """
+There is no terminal, and standard input is empty without --stdin: for an interactive shell see attach.
+"""
 
 
 def register(commands: Any) -> None:
     """Add the command."""
-    command = commands.add_parser("exec", parents=[parent()], help="run a command beside a sandbox's owner")
-    command.add_argument("id", help="as ps shows it, the beginning of it, or the pod's name")
-    command.add_argument("--timeout", type=float, default=None, metavar="SECONDS")
+    command = commands.add_parser(
+        "exec", parents=[parent()], help="run a command beside a sandbox's owner", epilog=_EPILOG,
+        usage="%(prog)s [OPTIONS] ID -- COMMAND [ARGUMENT ...]",
+    )  # fmt: skip
+    command.add_argument("id", metavar="ID", help="as ps shows it, the beginning of it, or the pod's name")
+    command.add_argument("--timeout", type=seconds, default=None, metavar="SECONDS")
+    command.add_argument(
+        "--stdin", "-i", action="store_true", help="pass standard input on, which is read to its end first"
+    )
     command.add_argument("--session", metavar="NAME", help="in this session instead of on its own")
-    command.add_argument("command", nargs="+", metavar="-- COMMAND", help="one word: for bash; several: argv")
+    command.add_argument("command", nargs="+", metavar="COMMAND", help="one word: for bash; several: argv")
     command.set_defaults(action=_exec)
 
 
 def _exec(options: argparse.Namespace) -> int:
+    if options.stdin and options.session is not None:
+        raise ConfigError("--stdin is for a command on its own: those of a session have no standard input")
+    stdin = sys.stdin.buffer.read() if options.stdin else None
     run = partial(
         _run_beside,
         place_of(options),
@@ -40,8 +57,21 @@ def _exec(options: argparse.Namespace) -> int:
         options.command,
         session=options.session,
         timeout_s=options.timeout,
+        stdin=stdin,
     )
-    return anyio.run(run)
+    code = anyio.run(run)
+    if stdin is None and _input_waits():
+        sys.stderr.write("sandbox-k8s: standard input was not passed on; --stdin (-i) does that\n")
+    return code
+
+
+def _input_waits() -> bool:
+    """Whether somebody piped something to the command, which would be dropped in silence."""
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(_STDIN).st_mode)
+        return is_pipe and int.from_bytes(ioctl(_STDIN, FIONREAD, bytes(4)), sys.byteorder) > 0
+    except OSError:  # it is closed
+        return False
 
 
 async def _run_beside(
@@ -51,22 +81,24 @@ async def _run_beside(
     *,
     session: str | None,
     timeout_s: float | None,
+    stdin: bytes | None,
 ) -> int:
     found = None if isinstance(place, LocalConfig) else await _in_cluster(place, wanted)
     async with opened_client(place) as client:
         handle = found or await _on_this_machine(client, wanted)
         async with await client.attach(handle, take_ownership=False) as sandbox:
-            result = await _run(sandbox, words, session, timeout_s)
+            result = await _run(sandbox, words, session, timeout_s, stdin)
     print_output(result)
     return exit_code_of(result)
 
 
 async def _run(
-    sandbox: Sandbox, words: list[str], session: str | None, timeout_s: float | None
+    sandbox: Sandbox, words: list[str], session: str | None, timeout_s: float | None, stdin: bytes | None
 ) -> CommandResult:
     if session is not None:
         return await (await sandbox.session(session)).run(" ".join(words), timeout_s=timeout_s)
-    return await sandbox.execute(words[0] if len(words) == 1 else words, timeout_s=timeout_s)
+    command = words[0] if len(words) == 1 else words
+    return await sandbox.execute(command, timeout_s=timeout_s, stdin=stdin)
 
 
 def print_output(result: CommandResult) -> None:

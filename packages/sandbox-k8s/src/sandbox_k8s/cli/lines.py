@@ -1,6 +1,7 @@
 """Standard input as commands of a session, one per line: from a terminal with a prompt, else as they come."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -8,39 +9,54 @@ from contextlib import aclosing, suppress
 
 import anyio
 
-from sandbox_k8s.sandbox import Sandbox, Session
+from sandbox_k8s.errors import SandboxError
+from sandbox_k8s.sandbox import Sandbox
+from sandbox_k8s.session import Session
 
 from .exec import exit_code_of, print_output
 
 _STDIN = 0
 _CHUNK = 1 << 16
-_LEAVE = ("exit", "logout")
+_LEAVE = re.compile(r"\s*(?:exit|logout)(?:\s+(\d{1,3}))?\s*;?\s*")
 
 
 async def work(sandbox: Sandbox, session_name: str, timeout_s: float | None) -> int:
     """Run the lines until they end, or the terminal goes away; the result is the last command's exit code.
 
-    In a terminal ``exit`` leaves and the shell stays; elsewhere it is a command like any other.
+    A line that is ``exit``, ``exit N`` or ``logout`` leaves and the shell stays, with its jobs; N is the
+    result then.
     """
     asks = os.isatty(_STDIN)
     if asks:
         sys.stderr.write(f"sandbox {sandbox.id}, session {session_name}; ctrl-D leaves it running\n")
     session = await sandbox.session(session_name)
     shell = _Shell(session, f"{sandbox.id[:8]}$ " if asks else "", timeout_s)
+    problem: SandboxError | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_hear_signals, shell, tasks.cancel_scope)
-        async with aclosing(_lines()) as lines:
-            shell.prompt()
-            async for line in lines:
-                if asks and line.split()[:1] in ([word] for word in _LEAVE):
-                    break
-                if line.strip() and not await shell.run(line):
-                    break
-                shell.prompt()
+        try:
+            await _run_lines(shell)
+        except SandboxError as found:
+            problem = found  # raised below: the group would wrap it
         tasks.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
     if asks:
         sys.stderr.write("\n")
     return shell.code
+
+
+async def _run_lines(shell: "_Shell") -> None:
+    async with aclosing(_lines()) as lines:
+        shell.prompt()
+        async for line in lines:
+            leaves = _LEAVE.fullmatch(line)
+            if leaves is not None:
+                shell.code = shell.code if leaves[1] is None else int(leaves[1]) & 255
+                return
+            if line.strip() and not await shell.run(line):
+                return
+            shell.prompt()
 
 
 def first_line() -> bytes:

@@ -3,6 +3,7 @@
 import difflib
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -53,16 +54,24 @@ async def overview(api: PodApi, place: Cluster) -> list[PodView]:
             held.append((pod, records.read_record(pod, place.config.cluster)))
         except ConfigError as problem:
             _log.warning("%s; left out", problem)
-    found = {pod["metadata"]["uid"]: classify(pod) for pod, _ in held}
+    found = {pod["metadata"]["uid"]: seen(pod) for pod, _ in held}
     if any(one.state != "ready" for one in found.values()):
         events = await _events_by_pod(api, place)
         found |= {
-            uid: classify(pod, events[uid])
+            uid: seen(pod, events[uid])
             for pod, _ in held
             if found[uid := pod["metadata"]["uid"]].state != "ready"
         }
     views = [_view(pod, record, found[pod["metadata"]["uid"]]) for pod, record in held]
     return sorted(views, key=lambda view: view.record.handle.created_ns)
+
+
+def seen(pod: dict[str, Any], events: Sequence[dict[str, Any]] = ()) -> Diagnosis:
+    """What a pod's signs say; a deletion that nothing else explains is its owner's most likely."""
+    found = classify(pod, events)
+    if found.failure != "deleted":
+        return found
+    return Diagnosis(state="stopping", why="it is being deleted", evidence=found.evidence)
 
 
 async def events_of(api: PodApi, namespace: str, pod: str | None) -> list[dict[str, Any]]:
@@ -82,7 +91,8 @@ async def find_pod(api: PodApi, place: Cluster, wanted: str) -> dict[str, Any]:
     exact = await api.find(name)
     if exact is not None:
         return exact
-    pods = {pod["metadata"]["name"]: pod for pod in (await api.list(records.selector(place.run))).items}
+    listed = filter(records.is_sandbox, (await api.list(records.selector(place.run))).items)
+    pods = {pod["metadata"]["name"]: pod for pod in listed}
     chosen = [pod for known, pod in pods.items() if known.startswith(name)]
     if len(chosen) == 1:
         return chosen[0]

@@ -13,19 +13,19 @@ from sandbox_k8s.kubernetes.prefetch import PrefetchedImage
 
 from .problems import EXIT_INFRA, of_cluster
 from .text import printable
-from .where import Cluster, cluster_of, parent
+from .where import Cluster, add_injection, cluster_of, parent, with_injection
 
 _EPILOG = """
-One short-lived pod per node and eight images; a reaper removes those of a prefetch that was killed. Without
---node the nodes are listed, which a Role of one namespace does not allow. Exit code 0: each node has each
-image.
+One short-lived pod per node and eight images; a reaper removes those of a prefetch that was killed. With
+--tools-image, or --config, the tools image is brought, too. Without --node the nodes are listed, which a Role
+of one namespace does not allow. Exit code 0: each node has each image.
 """
 
 
 def register(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
-        "prefetch", parents=[parent()], help="bring images to nodes", epilog=_EPILOG
+        "prefetch", parents=[parent(local=False)], help="bring images to nodes", epilog=_EPILOG
     )
     command.add_argument("images", nargs="+", metavar="IMAGE")
     command.add_argument(
@@ -34,6 +34,7 @@ def register(commands: Any) -> None:
     command.add_argument(
         "--label", action="append", default=[], metavar="NAME=VALUE", help="nodes with that label; repeatable"
     )
+    add_injection(command)
     command.set_defaults(action=_prefetch)
 
 
@@ -41,7 +42,8 @@ def _prefetch(options: argparse.Namespace) -> int:
     labels = dict(_label(one) for one in options.label)
     if labels and options.node:
         raise ConfigError("--node and --label exclude each other")
-    return anyio.run(partial(_bring, cluster_of(options), options.images, options.node or labels or None))
+    place = with_injection(cluster_of(options), options)
+    return anyio.run(partial(_bring, place, options.images, options.node or labels or None))
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Which sandboxes a command is about: the options that all commands share, and what they lead to."""
 
 import argparse
+import math
 import os
 import tomllib
 from collections.abc import AsyncGenerator
@@ -17,13 +18,12 @@ from sandbox_k8s.config import LocalConfig
 from sandbox_k8s.errors import AccessError, ConfigError
 from sandbox_k8s.kubernetes.access import ApiAccess
 from sandbox_k8s.kubernetes.api import PodApi
-from sandbox_k8s.kubernetes.config import DataPath, KubernetesConfig
+from sandbox_k8s.kubernetes.config import DataPath, Injection, KubernetesConfig
 from sandbox_k8s.kubernetes.kubeconfig import (
     KubeContext,
+    find_context,
     in_cluster_context,
     is_in_cluster,
-    kubeconfig_path,
-    read_kubeconfig,
 )
 
 from .problems import of_cluster
@@ -61,11 +61,16 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.run is None else f" of run {self.run!r}"
 
 
-def parent() -> argparse.ArgumentParser:
-    """The shared options."""
+def parent(*, local: bool = True) -> argparse.ArgumentParser:
+    """The shared options.
+
+    Args:
+        local: Whether the command is about sandboxes of this machine, too.
+    """
     parser = argparse.ArgumentParser(add_help=False)
-    local = parser.add_argument_group("sandboxes of this machine (the default)")
-    local.add_argument("--root", type=Path, metavar="DIR", help="their folder (default: LocalConfig's)")
+    if local:
+        here = parser.add_argument_group("sandboxes of this machine (the default)")
+        here.add_argument("--root", type=Path, metavar="DIR", help="their folder (default: LocalConfig's)")
     group = parser.add_argument_group("sandboxes in a cluster (each of these options chooses it)")
     group.add_argument(
         "--kubernetes", "-k", action="store_true", help="as kubectl would find it, or this pod's"
@@ -83,19 +88,53 @@ def parent() -> argparse.ArgumentParser:
     return parser
 
 
+def add_injection(command: argparse.ArgumentParser) -> None:
+    """The options that name a tools image."""
+    command.add_argument("--tools-image", metavar="IMAGE", help="of build-tools: what sandboxes run from")
+    command.add_argument(
+        "--injection", choices=("image_volume", "init_copy"), default="image_volume", help="how it comes in"
+    )
+
+
+def with_injection(place: Cluster, options: argparse.Namespace) -> Cluster:
+    """The cluster with the tools image of `add_injection`, if one was given."""
+    if options.tools_image is None:
+        return place
+    injection = Injection(kind=options.injection, image=options.tools_image)
+    config = msgspec.structs.replace(place.config, injection=injection)
+    return msgspec.structs.replace(place, config=config, knows_injection=True)
+
+
 def chooses_cluster(options: argparse.Namespace) -> bool:
     """Whether an option of a cluster was given."""
     given: dict[str, Any] = vars(options)
     return any(given[name] for name in _OF_CLUSTER)
 
 
-def place_of(options: argparse.Namespace) -> LocalConfig | Cluster:
+def seconds(text: str) -> float:
+    """A time-out of an option, for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return found
+
+
+def place_of(options: argparse.Namespace, *, makes_root: bool = False) -> LocalConfig | Cluster:
     """What the options say.
+
+    Args:
+        options: Parsed by a parser with the options of `parent`.
+        makes_root: Whether the command may be the first to use that ``--root``.
 
     Raises:
         ConfigError: They contradict each other, or lead nowhere.
     """
     if not chooses_cluster(options):
+        if options.root is not None and not makes_root and not options.root.is_dir():
+            raise ConfigError(f"--root {options.root} is no folder: no sandbox was ever started there")
         # Nothing is started, so that a missing bubblewrap is no worry; `doctor` looks for itself.
         return LocalConfig(root=options.root, isolation="process")
     if options.root is not None:
@@ -178,13 +217,7 @@ def _context_of(said: dict[str, Any]) -> KubeContext:
     path = Path(said["kubeconfig"]) if "kubeconfig" in said else None
     if path is None and "context" not in said and is_in_cluster():
         return in_cluster_context()
-    path = path or kubeconfig_path()
-    if path is None:
-        raise ConfigError(
-            "no cluster: $KUBECONFIG is not set, ~/.kube/config is not there, and this is no pod with a "
-            "service account; name a file with --kubeconfig"
-        )
-    return read_kubeconfig(path).context(said.get("context"))
+    return find_context(path, said.get("context"))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -6,19 +6,36 @@ drop fields that they do not know, differ from release to release, and since 37 
 pydantic schemas for seconds while it holds the interpreter.
 """
 
+import logging
 import ssl
 from collections.abc import Callable
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
-from sandbox_k8s.errors import BackendUnavailableError, ClusterError, ConfigError
+import anyio
+import anyio.to_thread
+
+from sandbox_k8s.clock import SystemClock
+from sandbox_k8s.errors import BackendUnavailableError, ClusterError, ConfigError, SandboxError
+from sandbox_k8s.stats import ClientStats
 
 from .admission import classify_refusal
 from .config import KubernetesConfig
+from .kubeconfig import find_context
+
+_log = logging.getLogger("sandbox_k8s")
+_READ_EVERY_S = 10.0
+_RENEW_EVERY_S = 5.0
 
 
 class ApiAccess:
-    """A cluster's address and the caller's credentials."""
+    """A cluster's address and the caller's credentials.
+
+    Reading credentials may run a program or ask an identity provider: seconds, in which nothing else may
+    wait. One thread at a time does it, ahead of time since the library renews what ends within five minutes;
+    everybody else gets what is known.
+    """
 
     def __init__(self, config: KubernetesConfig) -> None:
         """Read the kubeconfig or the in-cluster configuration; may block.
@@ -36,11 +53,24 @@ class ApiAccess:
                 f"no Kubernetes client library ({problem}); do: pip install 'sandbox-k8s[kubernetes]'"
             ) from problem
         self.no_answer: tuple[type[Exception], ...] = (http.exceptions.HTTPError, OSError)
+        self._bad_yaml: type[Exception] = import_module("yaml").YAMLError  # the client library needs it, too
         self.timeout: Callable[..., Any] = http.Timeout
+        self._config = config
         self._configuration = self._load(config)
+        self._known: dict[str, Any] | None = None
+        self._reading = Lock()
+        self._clock = SystemClock()
+        self._renewed_s = float("-inf")
         self.base_url = str(self._configuration.host).rstrip("/") + "/"
-        self.tls = _tls(self._configuration) if self.base_url.startswith("https") else None
-        if self._configuration.api_key and not self.options()["headers"]:
+        try:
+            self.tls = _tls(self._configuration) if self.base_url.startswith("https") else None
+        except (OSError, ValueError) as problem:  # SSLError is one
+            where = config.kubeconfig or "this configuration"
+            raise ConfigError(
+                f"KubernetesConfig.kubeconfig: the certificates of {where} cannot be used: {problem}"
+            ) from problem
+        headers = self.options()["headers"]
+        if self._configuration.api_key and not headers:
             # kubernetes-client/python#2591: every request would be an anonymous one.
             raise BackendUnavailableError(
                 f"kubernetes {self._library.__version__} holds a token and sends none with its requests; do: "
@@ -52,7 +82,7 @@ class ApiAccess:
         return self._rest.RESTClientObject(self._configuration).pool_manager
 
     def options(self) -> dict[str, Any]:
-        """What each streamed request needs: ``headers`` with the token of now, perhaps a proxy.
+        """What each request needs: ``headers`` with the token of now, perhaps a proxy. May block.
 
         Tokens of service accounts are short-lived: their file is read again each minute, and the kubelet
         replaces it long before the old one expires.
@@ -60,9 +90,62 @@ class ApiAccess:
         Raises:
             ClusterError: The token cannot be read now; the next time may be better.
         """
+        if self._known is not None and self._reading.locked():
+            return self.known_options()  # another thread is at it
+        with self._reading:
+            self._known = self._read()
+        return self.known_options()
+
+    def known_options(self) -> dict[str, Any]:
+        """The same as it was read last, for the event loop; see `keep_fresh`."""
+        known = self._known or {"headers": {}}
+        return {**known, "headers": dict(known["headers"])}
+
+    async def keep_fresh(self, stats: ClientStats) -> None:
+        """Read them again and again in a thread, until cancelled.
+
+        Args:
+            stats: Counts ``credential_failures``.
+        """
+        failing = False
+        while True:
+            await anyio.sleep(_READ_EVERY_S)
+            try:
+                # Left alone when cancelled: a program that hangs must not keep a client from closing.
+                await anyio.to_thread.run_sync(self.options, abandon_on_cancel=True)
+                failing = False
+            except ClusterError as problem:
+                stats.credential_failures += 1
+                level = logging.DEBUG if failing else logging.WARNING
+                _log.log(level, "%s; those that were read last are used on", problem)
+                failing = True
+
+    def renew(self) -> bool:
+        """Read everything again, since the API server refused who we are: the kubeconfig may have changed.
+
+        May block. Certificates of connections stay as they are.
+
+        Returns:
+            Whether another try makes sense: it was done, or has just been done.
+        """
+        with self._reading:
+            if self._clock.monotonic_s() - self._renewed_s < _RENEW_EVERY_S:
+                return True
+            before = self._configuration
+            try:
+                self._configuration = self._load(self._config)
+                self._known = self._read()
+            except SandboxError as problem:
+                self._configuration = before
+                _log.warning("the API server refuses the credentials, and there are no others: %s", problem)
+                return False
+            self._renewed_s = self._clock.monotonic_s()
+            return True
+
+    def _read(self) -> dict[str, Any]:
         try:
             settings = self._configuration.auth_settings().values()
-        except (self._library.config.ConfigException, OSError) as problem:
+        except Exception as problem:  # the library, a plug-in, an identity provider: no list is complete
             what = f"reading the credentials: {type(problem).__name__}: {problem}"
             raise ClusterError(what, diagnosis=classify_refusal(0, what), code=0) from problem
         headers = {one["key"]: one["value"] for one in settings if one["in"] == "header" and one["value"]}
@@ -81,9 +164,10 @@ class ApiAccess:
             if config.kubeconfig is None and config.context is None and self._in_cluster():
                 loader.load_incluster_config(client_configuration=configuration)
             else:
+                find_context(config.kubeconfig, config.context)  # its errors say what there is instead
                 file = None if config.kubeconfig is None else str(config.kubeconfig)
                 loader.load_kube_config(file, context=config.context, client_configuration=configuration)
-        except (loader.ConfigException, OSError) as problem:
+        except (loader.ConfigException, OSError, ValueError, TypeError, self._bad_yaml) as problem:
             where = str(config.kubeconfig or "")
             if not where:
                 where = "this is no pod with a service account's token, and $KUBECONFIG or ~/.kube/config"

@@ -147,4 +147,4 @@ def _of_answer(code: int, status: Status) -> tuple[FailureName, bool]:
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Seconds of a Retry-After header; its form as a date is not used by API servers."""
     said = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
-    return float(said) if said.strip().isdigit() else None
+    return float(said) if said.isascii() and said.strip().isdigit() else None

@@ -4,13 +4,14 @@ Made with the official client's connections and credentials, without its models 
 """
 
 import json
-from collections.abc import Callable, Mapping, MutableSequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableSequence
+from contextlib import aclosing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from sandbox_k8s.clock import Clock
@@ -19,13 +20,18 @@ from sandbox_k8s.errors import ClusterError
 from .access import ApiAccess
 from .admission import classify_refusal, read_status, says_pod_is_missing
 from .config import KubernetesConfig
+from .listing import Listing, Page
 from .records import annotations_of
+from .threads import to_the_end
 
+_log = logging.getLogger("sandbox_k8s")
 _CONNECT_S = 5.0
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _PASSING = frozenset({429, 500, 502, 503, 504})
-_PAGE = 500
+_PAGE = 100
+"""Pods per answer: read in a thread, and still the interpreter is held for as long as the JSON is parsed."""
+_UNAUTHORIZED, _EXPIRED = 401, 410
 _MERGE = "application/merge-patch+json"
 
 
@@ -35,13 +41,6 @@ class ConflictError(ClusterError):
 
 class PodMissingError(ClusterError):
     """The API server itself says that there is no such pod."""
-
-
-class Listing(NamedTuple):
-    """Pods, and the version from which a watch goes on."""
-
-    items: list[dict[str, Any]]
-    resource_version: str
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -95,6 +94,8 @@ class PodApi:
         self._patience_s = config.api_patience_s
         self._limiter = anyio.CapacityLimiter(config.api_threads)
         self._idle: list[Any] = []
+        self._impatient = False
+        """Whether the server asked for a longer wait than there is patience, which is said once."""
 
     async def create(self, pod: Mapping[str, Any], request_annotation: str) -> dict[str, Any]:
         """Create a pod. If the answer is lost, the pod of that name is taken when it carries our request.
@@ -134,21 +135,34 @@ class PodApi:
             return None
 
     async def list(self, selector: str) -> Listing:
-        """All pods with those labels, page by page; from the start again when a page has expired."""
+        """All pods with those labels."""
         items: list[dict[str, Any]] = []
+        version = ""
+        async with aclosing(self.pages(selector)) as pages:
+            async for page in pages:
+                items = page.items if page.begins else items + page.items
+                version = page.resource_version
+        return Listing(items, version)
+
+    async def pages(self, selector: str) -> AsyncGenerator[Page]:
+        """All pods with those labels, some at a time; from the start again when a page has expired."""
         first = {"labelSelector": selector, "limit": str(_PAGE)}
         more: dict[str, str] = {}
+        pause_s = _FIRST_PAUSE_S
+        until = anyio.current_time() + self._patience_s
         while True:
             try:
                 page = await self._retried(Request("GET", self._pods, first | more), "listing pods")
             except ClusterError as problem:
-                if problem.code != 410 or not more:
+                if problem.code != _EXPIRED or not more or anyio.current_time() >= until:
                     raise
-                items, more = [], {}
+                more = {}
+                await self._pause(problem, pause_s, until)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
-            items += page["items"]
+            yield Page(page["items"], page["metadata"]["resourceVersion"], begins=not more)
             if not page["metadata"].get("continue"):
-                return Listing(items, page["metadata"]["resourceVersion"])
+                return
             more = {"continue": page["metadata"]["continue"]}
 
     async def events_version(self) -> str:
@@ -241,7 +255,7 @@ class PodApi:
                     done = await look()
                     if done is not None:
                         return done
-                await self._pause(problem, pause_s)
+                await self._pause(problem, pause_s, until)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _retried(self, request: Request, what: str) -> dict[str, Any]:
@@ -253,14 +267,24 @@ class PodApi:
             except ClusterError as problem:
                 if anyio.current_time() >= until or not _passes(problem):
                     raise
-                await self._pause(problem, pause_s)
+                await self._pause(problem, pause_s, until)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _pause(self, problem: ClusterError, pause_s: float) -> None:
-        """What the server asked for and up to as much again, or up to our own pause: not all at once."""
+    async def _pause(self, problem: ClusterError, pause_s: float, until_s: float) -> None:
+        """What the server asked for and up to as much again, or up to our own pause: not all at once.
+
+        But never longer than until the last try, whatever it asked for.
+        """
         asked_s = None if problem.diagnosis is None else problem.diagnosis.retry_after_s
         fraction = int(self._clock.new_id()[:8], 16) / (1 << 32)
-        await anyio.sleep(pause_s * fraction if asked_s is None else asked_s * (1 + fraction))
+        wait_s = pause_s * fraction if asked_s is None else asked_s * (1 + fraction)
+        left_s = max(0.0, until_s - anyio.current_time())
+        if asked_s is not None and asked_s > left_s:
+            level = logging.DEBUG if self._impatient else logging.WARNING
+            self._impatient = True
+            text = "%s; it asks to wait %.0f s and is asked again in %.0f s (see api_patience_s)"
+            _log.log(level, text, problem, asked_s, left_s)
+        await anyio.sleep(min(wait_s, left_s))
 
     async def _once(self, request: Request, what: str) -> dict[str, Any]:
         took_s: list[float] = []
@@ -268,7 +292,7 @@ class PodApi:
         work = partial(self._blocking, request, what, took_s)
         try:
             # Not abandoned when cancelled: a create that goes on unseen would leave a pod behind.
-            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+            return await to_the_end(work, self._limiter)
         except ClusterError as refused:
             problem = refused
             raise
@@ -282,9 +306,14 @@ class PodApi:
         begun_s = self._clock.monotonic_s()
         try:
             answer = request.send(pool, self.access, self._timeout_s)
+            if answer.status == _UNAUTHORIZED and self.access.renew():
+                answer = request.send(pool, self.access, self._timeout_s)
             if answer.status >= 400:
                 raise refusal(what, answer.status, answer.data, answer.headers)
-            return json.loads(answer.data)
+            said = json.loads(answer.data)
+            if not isinstance(said, dict):
+                raise refusal(what, 0, f"the answer is a JSON {type(said).__name__}, not an object")
+            return cast("dict[str, Any]", said)
         except ValueError as problem:
             raise refusal(what, 0, f"the answer is not JSON: {problem}") from problem
         except self.access.no_answer as problem:

@@ -11,20 +11,23 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from sandbox_k8s.backend import Running
+from sandbox_k8s.backend import RecordTime, Running
 from sandbox_k8s.clock import Clock
 from sandbox_k8s.errors import (
     AccessError,
     ClusterError,
     ConfigError,
+    SandboxError,
     SandboxLostError,
     SandboxStartError,
 )
 from sandbox_k8s.handle import PodPlace, SandboxHandle
+from sandbox_k8s.routes import Route
 from sandbox_k8s.run_key import RunKey
 from sandbox_k8s.spec import SandboxSpec
 from sandbox_k8s.stats import ClientStats, ReapedSandbox, SandboxInfo
-from sandbox_k8s.transport import LauncherClient, Route
+from sandbox_k8s.supervise import supervised
+from sandbox_k8s.transport import LauncherClient
 
 from . import records
 from .access import ApiAccess
@@ -77,12 +80,15 @@ class KubernetesBackend:
         async with AsyncExitStack() as open_ones:
             open_ones.callback(self.api.close)
             await open_ones.enter_async_context(streams.opened())
+            await open_ones.enter_async_context(self._paths.opened())
             await open_ones.enter_async_context(forwards.opened())
             tasks = await open_ones.enter_async_context(anyio.create_task_group())
             # Stopping sandboxes needs the watch, also when the client's block was cancelled.
             watching = anyio.CancelScope(shield=True)
             tasks.start_soon(self._watch_in, watching)
-            tasks.start_soon(self._gate.run)
+            tasks.start_soon(supervised, "the pacing of starts", self._gate.run, self._stats)
+            fresh = partial(access.keep_fresh, self._stats)
+            tasks.start_soon(supervised, "reading the credentials", fresh, self._stats)
             try:
                 yield
             finally:
@@ -110,6 +116,7 @@ class KubernetesBackend:
             launcher = await self._first_connection(followed)
             await launcher.call("/sbx/fence", {"epoch": 1})
             launcher.explain = partial(why_lost, followed)
+            held = records.read_record(followed.pod or {}, self.config.cluster)
         except ClusterError as problem:
             await self._undo_start(followed.name, request, launcher)
             raise SandboxStartError(
@@ -120,7 +127,6 @@ class KubernetesBackend:
         except BaseException:
             await self._undo_start(followed.name, request, launcher)
             raise
-        held = records.read_record(followed.pod or {}, self.config.cluster)
         # Not the record's epoch: whoever attaches at this very moment may have won the next one already.
         held = msgspec.structs.replace(held, handle=msgspec.structs.replace(held.handle, epoch=1))
         self._owners.hold(held)
@@ -143,6 +149,10 @@ class KubernetesBackend:
         launcher.explain = partial(why_lost, followed)
         self._owners.hold(held)
         return Running(held.handle, launcher)
+
+    def record(self, handle: SandboxHandle) -> RecordTime:
+        """How much is left of the annotation's time."""
+        return self._owners.record(handle)
 
     async def renewed(self, handle: SandboxHandle) -> None:
         """Push the annotation's time on, much less often than the launcher's lease."""
@@ -232,9 +242,10 @@ class KubernetesBackend:
 
         Raises:
             SandboxStartError: Its pod failed, or no way leads there.
+            SandboxError: The way there is closed to us.
         """
         launcher: LauncherClient | None = None
-        silent: SandboxLostError | None = None
+        silent: SandboxError | None = None
         failed: SandboxStartError | None = None
 
         async def look() -> None:
@@ -247,8 +258,8 @@ class KubernetesBackend:
                 tasks.start_soon(look)
                 try:
                     launcher = await self._connect(followed.name, followed.pod or {}, 1)
-                except SandboxLostError as problem:
-                    silent = problem
+                except SandboxError as problem:
+                    silent = problem  # raised below: the group would wrap it
                 tasks.cancel_scope.cancel()
         except BaseException:
             if launcher is not None:  # we were cancelled between its answer and here
@@ -257,7 +268,9 @@ class KubernetesBackend:
             raise
         if launcher is not None:
             return launcher
-        raise failed or SandboxStartError(str(silent))
+        if failed is None and silent is not None and not isinstance(silent, SandboxLostError):
+            raise silent
+        raise failed or SandboxStartError(str(silent), evidence="" if silent is None else silent.evidence)
 
     async def _connect(self, name: str, pod: dict[str, Any], epoch: int | None) -> LauncherClient:
         return await self._paths.connect(pod, self._client_maker(name, epoch), _ANSWER_S)

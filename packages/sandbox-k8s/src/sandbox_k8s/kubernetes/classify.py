@@ -32,6 +32,7 @@ def classify(
     node: Mapping[str, Any] | None = None,
     *,
     deleted: bool = False,
+    missing: bool = False,
     asked: bool = False,
 ) -> Diagnosis:
     """Say how a pod is doing, and if something is wrong what, whose fault it is and what to do.
@@ -45,6 +46,8 @@ def classify(
             the same name, are left out.
         node: JSON of its node; for a pod without one, of a node meant for it. None when it was not read.
         deleted: The watch said DELETED with this object.
+        missing: The API server was asked for the pod and has none, or another one of that name; this is its
+            last state. It says more than ``deleted``: a pod that leaves a watch may live on.
         asked: The caller asked for its deletion, so its end is no failure.
 
     Raises:
@@ -59,7 +62,8 @@ def classify(
         read_pod(pod),
         map(read_event, events),
         None if node is None else read_node(node),
-        gone=deleted,
+        gone=deleted or missing,
+        missing=missing,
     )
     if deleted and not signs.is_being_deleted:
         return Diagnosis(
@@ -68,7 +72,7 @@ def classify(
             evidence=(Evidence("watch", "DELETED without a deletionTimestamp"),),
         )
     if asked and signs.is_being_deleted:
-        return Diagnosis(state="stopping", why="gone, as asked" if deleted else "being deleted, as asked")
+        return Diagnosis(state="stopping", why="gone, as asked" if signs.gone else "being deleted, as asked")
     for rule in _RULES:
         found = rule(signs)
         if found is not None:

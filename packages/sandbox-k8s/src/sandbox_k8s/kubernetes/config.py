@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sandbox_k8s.checks import check_fields
 from sandbox_k8s.config import ClientConfig
 from sandbox_k8s.errors import ConfigError
 
@@ -36,6 +37,7 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
+        check_fields(self)
         if (self.kind in ("baked", "pip")) == (self.image is not None):
             needs = "takes no tools image" if self.image else "needs a tools image"
             raise ConfigError(f"Injection(kind={self.kind!r}) {needs}")
@@ -67,9 +69,11 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
         node_selector: Labels that a node must have, beside the architecture.
         architecture: What the tools tree was built for.
         tolerations: As in a pod's spec.
-        run_as_user: Numeric user (and group) instead of the image's; root is then refused.
-        read_only_root: Only the working directory, the home of a sandbox without one, and ``/tmp`` can be
-            written.
+        run_as_user: Numeric user (and group) instead of the image's; root is then refused. One of whom the
+            image knows no home gets one of the sandbox's own.
+        read_only_root: Only ``/tmp``, the sandbox's own working directory and its own home can be written: no
+            folder of the image that ``SandboxSpec.workdir`` names, and no home that the image has for its
+            user.
         add_capabilities: Kept although all others are dropped, for example ``CHOWN``.
         port: The launcher's.
         data_path: How to reach the launcher; None tries the pod's address, the API server's pod proxy and
@@ -146,6 +150,11 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(
                 f"KubernetesConfig.run {self.run!r} is no label: 1 to 63 of A-Z, a-z, 0-9, '-', '_' and '.', "
                 "with a letter or digit at both ends"
+            )
+        if not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", self.namespace):
+            raise ConfigError(
+                f"KubernetesConfig.namespace {self.namespace!r} is no namespace: 1 to 63 of a-z, 0-9 and "
+                "'-', with a letter or digit at both ends"
             )
         if not 0 < self.port < 65536:
             raise ConfigError(f"KubernetesConfig.port must lie between 1 and 65535, got {self.port}")

@@ -2,6 +2,8 @@
 
 import re
 
+from sandbox_k8s.tools.layout import LOADER
+
 from . import texts
 from .diagnosis import Diagnosis, Evidence, diagnose
 from .failure import FailureName
@@ -36,6 +38,7 @@ _NEAREST: tuple[tuple[str, FailureName], ...] = (
 _UNKNOWN = "ContainerStatusUnknown"
 _NEVER_STARTED = ("StartError", "ContainerCannotRun")
 _KILLED_BY_PROBE = re.compile(r"failed (liveness|startup) probe")
+_NO_LOADER = re.compile(rf'exec: "(/[^"]*)/{re.escape(LOADER)}".*no such file')
 _SIGKILL, _SIGTERM = 137, 143
 _RESOLUTION_S = 1.0  # of the API's time stamps
 # A process that dies within a second may show two.
@@ -125,7 +128,7 @@ def _follows_deletion(signs: Signs, end: Terminated) -> bool:
 
 def _how(end: Terminated) -> str:
     if end.reason in _NEVER_STARTED:
-        return f"its process was never started: {gist(end.message)}"
+        return f"its process was never started: {gist(end.message)}{_tree_hint(end.message)}"
     reason = "" if end.reason in (None, "Error", "Completed") else f"{end.reason}, "
     signal = f" (signal {end.exit_code - 128})" if end.exit_code > 128 else ""
     ran = f" after {end.ran_s:.0f} s" if end.ran_s else ""
@@ -191,8 +194,19 @@ def _of_waiting(signs: Signs, status: ContainerStatus, state: Waiting) -> Diagno
         known = texts.of_create(message)
     elif reason == "RunContainerError":
         known = texts.of_start(message)
-    why = f"container {status.name}: {gist(message) or reason}"
+    why = f"container {status.name}: {gist(message) or reason}{_tree_hint(message)}"
     return diagnose(known or _nearest(reason), why, seen, guess=known is None)
+
+
+def _tree_hint(message: str | None) -> str:
+    """What a launcher's tree that is not there means: the runtime names a file that users do not know."""
+    missing = _NO_LOADER.search(message or "")
+    if missing is None:
+        return ""
+    return (
+        f"; there is no tree of `sandbox-k8s build-tools` at {missing[1]}: the tools image is another one, "
+        "or the image is not baked (see Injection)"
+    )
 
 
 def _nearest(reason: str) -> FailureName:
@@ -205,19 +219,54 @@ def _nearest(reason: str) -> FailureName:
 def _of_pull(
     signs: Signs, name: str, image: str, text: str, *seen: Evidence, nearest: FailureName | None = None
 ) -> Diagnosis:
-    """A failed pull. Some kubelets say only that they back off: then the cause is in an event."""
+    """A failed pull. Some kubelets say only that they back off: then the cause is in an event.
+
+    What a container waits for is its own image or that of an image volume: the text names it.
+    """
+    whose, image = _pulled_for(signs, name, image, text)
     events = [one for one in signs.about(name, "Failed", "InspectFailed") if one.message not in _NO_CAUSE]
+    events += [one for one in signs.about("", "Failed") if f'image "{image}"' in (one.message or "")]
     known = texts.of_pull(text, image)
     for event in events:
         known = known or texts.of_pull(event.message or "", image)
     known = known or nearest
     shown = tuple(one for one in map(event_evidence, events[:2]) if one not in seen)
-    why = f'container {name}, image "{image}": {gist(text)}'
+    why = f'{whose}, image "{image}": {gist(text)}'
     return diagnose(known or "image_pull_failed", why, *seen, *shown, guess=known is None)
+
+
+def _pulled_for(signs: Signs, name: str, image: str, text: str) -> tuple[str, str]:
+    """Who needs the image that a text is about, and the image."""
+    named = texts.image_named_in(text)
+    if not named or texts.is_same_image(named, image):
+        return f"container {name}", image
+    for volume, reference in signs.pod.image_volumes.items():
+        if texts.is_same_image(named, reference):
+            return f"image volume {volume}", reference
+    return f"container {name} or a volume of it", named
+
+
+def _of_volume_events(signs: Signs, name: str) -> Diagnosis | None:
+    """A failed pull of an image volume: its events are about the whole pod."""
+    for event in signs.about("", "Failed"):
+        message = event.message or ""
+        if any(texts.is_same_image(one, texts.image_named_in(message)) for one in _volumes_to_come(signs)):
+            return _of_pull(signs, name, "", message, event_evidence(event))
+    return None
+
+
+def _volumes_to_come(signs: Signs) -> list[str]:
+    """Images of image volumes that no event says to be there."""
+    there = [one.message or "" for one in signs.about("", "Pulled")]
+    images = signs.pod.image_volumes.values()
+    return [one for one in images if not any(f'image "{one}"' in said for said in there)]
 
 
 def _of_events(signs: Signs, name: str, image: str) -> Diagnosis | None:
     """What the events say of a container whose status does not say anything yet."""
+    of_volume = _of_volume_events(signs, name)
+    if of_volume is not None:
+        return of_volume
     pulled = next(signs.about(name, "Pulled"), None)
     for event in signs.about(name, "Failed", "InspectFailed", "ErrImageNeverPull"):
         message = event.message or ""
@@ -227,6 +276,6 @@ def _of_events(signs: Signs, name: str, image: str) -> Diagnosis | None:
         if of_pull:
             return _of_pull(signs, name, image, message, event_evidence(event))
         known = texts.of_config(message) or texts.of_create(message)
-        why = f"container {name}: {gist(message)}"
+        why = f"container {name}: {gist(message)}{_tree_hint(message)}"
         return diagnose(known or "container_create", why, event_evidence(event), guess=known is None)
     return None

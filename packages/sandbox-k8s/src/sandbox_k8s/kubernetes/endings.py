@@ -92,8 +92,9 @@ def deleted(signs: Signs) -> Diagnosis | None:
         return None
     shown: tuple[Event, ...] = tuple(signs.find("Killing"))[:1]
     when = signs.pod.metadata.deletion_timestamp
-    seen = Evidence("pod", f"deletionTimestamp {when:%Y-%m-%dT%H:%M:%SZ}" + (", gone" if signs.gone else ""))
-    why = "it is gone" if signs.gone else "it is being deleted, and this client did not ask for it"
+    said = "no deletionTimestamp was seen" if when is None else f"deletionTimestamp {when:%Y-%m-%dT%H:%M:%SZ}"
+    seen = Evidence("pod", said + (", gone" if signs.gone else ""))
+    why = "it is gone" if signs.gone else "it is being deleted; who asked for it, the pod does not say"
     return diagnose("deleted", why, seen, *map(event_evidence, shown))
 
 

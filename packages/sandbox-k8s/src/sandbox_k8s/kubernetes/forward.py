@@ -5,6 +5,7 @@ begins with the port in two bytes. One port per WebSocket, so that an error ends
 """
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator
@@ -16,7 +17,7 @@ import anyio
 import anyio.abc
 
 from sandbox_k8s.errors import ClusterError
-from sandbox_k8s.transport import UnixRoute
+from sandbox_k8s.routes import UnixRoute
 
 from .streams import ApiStreams, WebSocket
 
@@ -24,6 +25,7 @@ _log = logging.getLogger("sandbox_k8s")
 _PROTOCOL = "v4.channel.k8s.io"
 _DATA, _ERROR = 0, 1
 _READ = 1 << 16
+_LONGEST_TMPDIR = 60
 _NOT_ALLOWED = (401, 403)
 
 
@@ -52,12 +54,15 @@ class PortForwards:
         self._streams = streams
         self._namespace = namespace
         self._listening: dict[str, anyio.CancelScope] = {}
+        self._opening = anyio.Lock()
         self._refused: dict[str, ClusterError] = {}
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
         """Hold the folder of the sockets (mode 0700) and what serves them."""
-        self._folder = Path(tempfile.mkdtemp(prefix="sbx-pf-"))
+        # A socket's path has 107 bytes at most.
+        short = None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST_TMPDIR else "/tmp"
+        self._folder = Path(tempfile.mkdtemp(prefix="sbx-pf-", dir=short))
         try:
             async with anyio.create_task_group() as self._tasks:
                 try:
@@ -71,10 +76,12 @@ class PortForwards:
     async def socket_of(self, pod: str, port: int) -> Path:
         """The socket that leads to that port of a pod."""
         path = self._folder / pod
-        if pod not in self._listening:
-            scope = self._listening[pod] = anyio.CancelScope(shield=True)
-            listener = await anyio.create_unix_listener(path, mode=0o600)
-            self._tasks.start_soon(self._serve, listener, scope, pod, port)
+        async with self._opening:
+            if pod not in self._listening:
+                path.unlink(missing_ok=True)  # of one that was cancelled
+                listener = await anyio.create_unix_listener(path, mode=0o600)
+                scope = self._listening[pod] = anyio.CancelScope(shield=True)
+                self._tasks.start_soon(self._serve, listener, scope, pod, port)
         return path
 
     def check(self, pod: str) -> None:

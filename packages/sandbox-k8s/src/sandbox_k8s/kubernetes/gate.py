@@ -44,6 +44,10 @@ class StartGate:
     def __init__(self, config: KubernetesConfig, stats: ClientStats) -> None:
         self._pacer = Pacer(config.start_concurrency, config.start_concurrency_max)
         self._breakers = ImageBreakers(config.image_failures, config.image_retry_s, config.image_rate_limit_s)
+        self._injection = config.injection
+        self._failing_s = config.failing_timeout_s
+        self._told: set[FailureName | None] = set()
+        """Ways of failing that were logged since a start last succeeded."""
         self._stats = stats
         self._events: dict[Turn, anyio.Event] = {}
         self._changed = anyio.Event()
@@ -97,6 +101,7 @@ class StartGate:
             self._breakers.unknown(image)
             raise
         self._pacer.succeeded(turn)
+        self._told.clear()
         self._breakers.succeeded(image)
 
     def _learn(self, turn: Turn, image: str, problem: DiagnosedError) -> None:
@@ -108,10 +113,20 @@ class StartGate:
         if not isinstance(problem.__cause__, ClusterError):
             self.suffers(turn, found)
         now_s = anyio.current_time()
+        if not self._blames(image, found):
+            self._breakers.unknown(image)
+            return
         if self._breakers.failed(image, found, now_s):
             self._stats.breakers_opened += 1
             opens_s = self._breakers.opens_s(image, now_s)
             _log.warning("image %s: %s: no start of it for %.0f s", image, found.failure, opens_s)
+
+    def _blames(self, image: str, found: Diagnosis) -> bool:
+        """Whether the sandbox's own image is at fault, and not the one with the tools."""
+        said = found.evidence_text
+        if found.failure == "image_architecture" and "exec format error" in said:
+            return self._injection.kind == "baked"  # else it is the loader of the tools that cannot run
+        return self._injection.image is None or self._injection.image not in said or image in said
 
     def _refuse(self, image: str, found: Diagnosis | None) -> None:
         if found is None:
@@ -127,6 +142,10 @@ class StartGate:
 
     def suffers(self, turn: Turn, found: Diagnosis) -> None:
         """A start is failing, or has failed, in that way."""
+        if found.state == "failing" and found.failure not in self._told:
+            self._told.add(found.failure)
+            text = "a start is failing, and is given up after %.0f s of it: %s: %s"
+            _log.warning(text, self._failing_s, found.failure, found.why)
         if found.failure in OVERLOAD:
             self._slow(turn.admitted_s or anyio.current_time(), found.why, found.retry_after_s)
 
@@ -140,8 +159,10 @@ class StartGate:
             self._slowed(f"the API server took {seconds:.1f} s for a create")
 
     def _slow(self, begun_s: float, why: str, retry_after_s: float | None) -> None:
-        if self._pacer.overloaded(begun_s, anyio.current_time(), retry_after_s):
-            self._slowed(why)
+        now_s = anyio.current_time()
+        if self._pacer.overloaded(begun_s, now_s, retry_after_s):
+            pause_s = self._pacer.paused_until_s - now_s
+            self._slowed(f"{why}; none for {pause_s:.0f} s" if pause_s > 0 else why)
 
     def _slowed(self, why: str) -> None:
         level = logging.WARNING if self._pacer.slowdowns == 1 else logging.DEBUG

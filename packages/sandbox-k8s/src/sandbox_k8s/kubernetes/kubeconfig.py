@@ -49,7 +49,10 @@ class Kubeconfig(msgspec.Struct, frozen=True):
                 return one
         there = ", ".join(one.name for one in self.contexts) or "none at all"
         what = f"no context {wanted!r}" if wanted else "no current context"
-        raise ConfigError(f"{what} in {self.path}; there are: {there}; choose one with --context")
+        raise ConfigError(
+            f"{what} in {self.path}; there are: {there}; choose one with --context or "
+            "KubernetesConfig.context"
+        )
 
 
 def kubeconfig_path() -> Path | None:
@@ -72,6 +75,25 @@ def in_cluster_context() -> KubeContext:
     namespace = SERVICE_ACCOUNT / "namespace"
     text = namespace.read_text(encoding="utf-8").strip() if namespace.exists() else ""
     return KubeContext("in-cluster", text, f"https://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+def find_context(path: Path | None, name: str | None) -> KubeContext:
+    """The context that a client would take.
+
+    Args:
+        path: Of the kubeconfig; None is the one that kubectl would read.
+        name: None is the current context.
+
+    Raises:
+        ConfigError: There is no kubeconfig, it cannot be read, or it has no such context.
+    """
+    path = path or kubeconfig_path()
+    if path is None:
+        raise ConfigError(
+            "no cluster: $KUBECONFIG is not set, ~/.kube/config is not there, and this is no pod with a "
+            "service account; name a file with --kubeconfig or KubernetesConfig.kubeconfig"
+        )
+    return read_kubeconfig(path).context(name)
 
 
 def read_kubeconfig(path: Path) -> Kubeconfig:
@@ -131,7 +153,8 @@ def _read(path: Path, yaml: Any) -> _File:
         return msgspec.convert(yaml.safe_load(path.read_bytes()), _File)
     except OSError as problem:
         raise ConfigError(
-            f"cannot read kubeconfig {path}: {problem.strerror}; name another one with --kubeconfig FILE"
+            f"cannot read kubeconfig {path}: {problem.strerror}; name another one with --kubeconfig or "
+            "KubernetesConfig.kubeconfig"
         ) from problem
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as problem:
         said = " ".join(str(problem).split())

@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 
+from sandbox_k8s.backend import RecordTime
 from sandbox_k8s.clock import Clock
 from sandbox_k8s.errors import ConfigError, FencedError, SandboxLostError, SandboxNotFoundError
 from sandbox_k8s.handle import PodPlace, SandboxHandle
@@ -18,7 +19,6 @@ from .records import PodRecord
 from .watch import PodWatch
 
 _TRIES = 20
-_RENEW_BEFORE = 2 / 3
 _GONE_S = 20.0
 
 
@@ -39,14 +39,26 @@ class Owners:
         self._config = config
         self._clock = clock
         self._expires_ns: dict[str, int] = {}
+        self._leaving: set[str] = set()
+        self._claims: dict[str, tuple[str, int]] = {}
+        """Under which name a sandbox of ours was last claimed anew, got through or not; and the epoch before
+        this and the claims of ours that led to it: with others in between it is no longer ours."""
 
     def hold(self, held: PodRecord) -> None:
         """Remember until when a sandbox of ours is recorded as alive."""
         self._expires_ns[held.handle.sandbox_id] = held.expires_ns
+        self._leaving.discard(held.handle.sandbox_id)
 
     def let_go(self, handle: SandboxHandle) -> None:
         """Forget it."""
         self._expires_ns.pop(handle.sandbox_id, None)
+        self._leaving.discard(handle.sandbox_id)
+        self._claims.pop(handle.sandbox_id, None)
+
+    def record(self, handle: SandboxHandle) -> RecordTime:
+        """How much is left of what is recorded of a sandbox; nothing of one that is not held."""
+        left_s = (self._expires_ns.get(handle.sandbox_id, 0) - self._clock.now_ns()) / 1e9
+        return RecordTime(max(0.0, left_s), records.lasts_s(self._config.record_s, handle.lease_s))
 
     async def read(self, place: PodPlace, sandbox_id: str) -> tuple[dict[str, Any], PodRecord]:
         """A sandbox's pod as it is now.
@@ -84,11 +96,15 @@ class Owners:
         _, held = await self.read(place, sandbox_id)
         if held.starting:
             raise SandboxNotFoundError(f"sandbox {sandbox_id} is still being started by its first owner")
-        epoch = held.handle.epoch + 1
+        epoch, claim = held.handle.epoch + 1, self._clock.new_id()
+        if sandbox_id in self._expires_ns:
+            last, after = self._claims.get(sandbox_id, ("", 0))
+            after = after if held.owner == last else held.handle.epoch
+            self._claims[sandbox_id] = claim, after  # before it is sent: the answer may never come
         for _ in range(_TRIES):
             changes = {
                 records.EPOCH: str(epoch),
-                records.OWNER: self._clock.new_id(),
+                records.OWNER: claim,
                 records.STATE: "running",
                 # Never sooner: if we do not get through to the launcher, it waits on for its next owner.
                 records.EXPIRES: str(max(held.expires_ns, self._later_ns(held.handle.lease_s))),
@@ -108,8 +124,7 @@ class Owners:
         Raises:
             FencedError: A later owner has detached it.
         """
-        left_s = (self._expires_ns.get(handle.sandbox_id, 0) - self._clock.now_ns()) / 1e9
-        if left_s > records.lasts_s(self._config.record_s, handle.lease_s) * _RENEW_BEFORE:
+        if not self.record(handle).due:
             return
         expires_ns = self._later_ns(handle.lease_s)
 
@@ -118,14 +133,19 @@ class Owners:
                 return {records.EXPIRES: str(max(held.expires_ns, expires_ns))}
             if held.handle.epoch > handle.epoch:
                 raise _fenced(handle, held.handle.epoch)
-            return {}  # this worker is just detaching it, and has said how long it waits
+            if handle.sandbox_id in self._leaving or handle.sandbox_id not in self._expires_ns:
+                return {}  # this worker is just detaching it, or has, and has said how long it waits
+            return {records.STATE: "running", records.EXPIRES: str(expires_ns)}
 
-        await self._change(handle, later)
+        await self._change(handle, later, self._known(handle))
         if handle.sandbox_id in self._expires_ns:
             self._expires_ns[handle.sandbox_id] = expires_ns
 
     async def leave(self, handle: SandboxHandle, expires_ns: int) -> None:
-        """Record that it waits for its next owner; a later owner's record is only made to last as long."""
+        """Record that it waits for its next owner; a later owner's record is only made to last as long.
+
+        If that fails, it may have been recorded all the same: the next renewal takes it back.
+        """
 
         def waits(held: PodRecord) -> dict[str, str]:
             if held.handle.epoch == handle.epoch:
@@ -134,7 +154,14 @@ class Owners:
                 return {records.EXPIRES: str(expires_ns)}
             return {}
 
-        await self._change(handle, waits)
+        self._leaving.add(handle.sandbox_id)
+        try:
+            await self._change(handle, waits)
+        except BaseException:
+            self._leaving.discard(handle.sandbox_id)
+            if handle.sandbox_id in self._expires_ns:
+                self._expires_ns[handle.sandbox_id] = 0
+            raise
 
     async def undo(self, name: str, request: str, known: dict[str, Any] | None) -> None:
         """Delete the pod that a create of ours made, if it did, unless somebody has taken it over by now.
@@ -196,13 +223,27 @@ class Owners:
                 f"pod {name} is being deleted, but its node did not confirm its end within {_GONE_S:.0f} s"
             )
 
-    async def _change(self, handle: SandboxHandle, decide: Callable[[PodRecord], Mapping[str, str]]) -> None:
-        """Change the record as ``decide`` says of the newest one; nothing is done to a pod that is gone."""
+    async def _change(
+        self,
+        handle: SandboxHandle,
+        decide: Callable[[PodRecord], Mapping[str, str]],
+        known: dict[str, Any] | None = None,
+    ) -> None:
+        """Change the record as ``decide`` says of the newest one; nothing is done to a pod that is gone.
+
+        Args:
+            handle: Whose.
+            decide: The changes; none is a change, too.
+            known: The pod as it was seen last, which saves a request when it is still so.
+        """
         for _ in range(_TRIES):
-            pod = await self._find(handle)
+            pod, was_known = known or await self._find(handle), known is not None
+            known = None
             if pod is None:
                 return
             changes = decide(records.read_record(pod, self._config.cluster))
+            if not changes and was_known:
+                continue
             if not changes:
                 return
             try:
@@ -227,21 +268,24 @@ class Owners:
             epoch = records.read_record(pod, self._config.cluster).handle.epoch
         except ConfigError:
             return pod  # somebody spoiled its record; it is still the very pod that this client made or took
-        if epoch != handle.epoch:
+        claim, after = self._claims.get(handle.sandbox_id, ("", 0))
+        ours = after == handle.epoch and records.annotations_of(pod).get(records.OWNER) == claim
+        if epoch != handle.epoch and not ours:
             raise _fenced(handle, epoch)
         return pod
 
     async def _find(self, handle: SandboxHandle) -> dict[str, Any] | None:
         """The pod now; None when it is gone."""
         pod = await self._api.find(pod_name(handle.sandbox_id))
-        uid = handle.place.uid if isinstance(handle.place, PodPlace) else ""
-        return None if pod is None or pod["metadata"]["uid"] != uid else pod
+        return pod if pod is not None and _is_of(handle, pod) else None
 
     def _known(self, handle: SandboxHandle) -> dict[str, Any] | None:
         """What the watch knows, if it is of this epoch: asking mostly tells no more."""
         followed = self._watch.find(pod_name(handle.sandbox_id))
         pod = None if followed is None or followed.gone else followed.pod
-        if pod is None or records.annotations_of(pod).get(records.EPOCH) != str(handle.epoch):
+        if pod is None or not _is_of(handle, pod):
+            return None
+        if records.annotations_of(pod).get(records.EPOCH) != str(handle.epoch):
             return None
         return pod
 
@@ -252,6 +296,11 @@ class Owners:
 
     def _later_ns(self, lease_s: float) -> int:
         return self._clock.now_ns() + int(records.lasts_s(self._config.record_s, lease_s) * 1e9)
+
+
+def _is_of(handle: SandboxHandle, pod: Mapping[str, Any]) -> bool:
+    """Whether it is the very pod, and not a later one of that name."""
+    return isinstance(handle.place, PodPlace) and pod["metadata"]["uid"] == handle.place.uid
 
 
 def _fenced(handle: SandboxHandle, epoch: int) -> FencedError:

@@ -6,6 +6,7 @@ overload and grows by one per round afterwards. A state machine without I/O and 
 
 from collections import deque
 
+_LONGEST_PAUSE_S = 60.0
 _SLOW_FACTOR = 4.0
 _SLOW_AT_LEAST_S = 1.0
 _WEIGHT = 0.1
@@ -98,10 +99,10 @@ class Pacer:
         """Something that began then shows that it is too much; True when the limit was halved.
 
         What began before the last time that the limit was halved says nothing new, but a wait that the
-        server asks for always counts.
+        server asks for always counts, for a minute at most: then a start finds out whether it is better.
         """
         if retry_after_s is not None:
-            self.paused_until_s = max(self.paused_until_s, now_s + retry_after_s)
+            self.paused_until_s = max(self.paused_until_s, now_s + min(retry_after_s, _LONGEST_PAUSE_S))
         if begun_s < self._cut_s:
             return False
         self._cut_s = now_s

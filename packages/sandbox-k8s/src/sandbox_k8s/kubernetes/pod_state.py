@@ -106,6 +106,19 @@ class Container(_Read, frozen=True):
     image: str | None = None
 
 
+class ImageSource(_Read, frozen=True):
+    """The image of an image volume."""
+
+    reference: str = ""
+
+
+class Volume(_Read, frozen=True):
+    """A volume; what others than image volumes hold is left out."""
+
+    name: str = ""
+    image: ImageSource | None = None
+
+
 class PodSpec(_Read, frozen=True):
     """The little of a pod's specification that matters for its fate."""
 
@@ -113,6 +126,7 @@ class PodSpec(_Read, frozen=True):
     restart_policy: str = "Always"
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] | None = None
+    volumes: tuple[Volume, ...] | None = None
 
 
 class PodStatus(_Read, frozen=True):
@@ -159,6 +173,11 @@ class Pod(_Read, frozen=True):
         return {
             one.name: one.image or "" for one in (*(self.spec.init_containers or ()), *self.spec.containers)
         }
+
+    @property
+    def image_volumes(self) -> dict[str, str]:
+        """Image by the name of the image volume."""
+        return {one.name: one.image.reference for one in self.spec.volumes or () if one.image is not None}
 
 
 class Taint(_Read, frozen=True):

@@ -20,6 +20,7 @@ from .api import PodApi, Request
 from .classify import classify
 from .config import KubernetesConfig
 from .diagnosis import Diagnosis, Evidence, diagnose, overdue
+from .failure import FailureName
 from .manifest import prefetch_manifest
 from .watch import FollowedPod, PodWatch
 
@@ -27,6 +28,16 @@ _log = logging.getLogger("sandbox_k8s")
 _IMAGES_PER_POD = 8
 _PODS_AT_ONCE = 16
 _CLEAN_UP_S = 60.0
+_NOT_FOUND, _FORBIDDEN = 404, 403
+# The kubelet comes to these with the image at hand: `prefetch` is about images, not about what they run.
+_AFTER_PULL = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "PreCreateHookError",
+    "RunContainerError",
+    "CrashLoopBackOff",
+)
+_UNKNOWN_END = "ContainerStatusUnknown"
 
 
 class PrefetchedImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +80,7 @@ class Prefetch:
         self._progress = progress
         self._results: dict[tuple[str, str], PrefetchedImage] = {}
         self._total = 0
+        self._told: set[tuple[str, FailureName | None]] = set()
 
     async def run(
         self, images: Sequence[str], nodes: Sequence[str] | Mapping[str, str] | None
@@ -92,7 +104,7 @@ class Prefetch:
     ) -> tuple[list[str], dict[str, Diagnosis]]:
         """Names of the nodes, and those that take no pods with the reason."""
         if wanted is not None and not isinstance(wanted, Mapping):
-            return list(dict.fromkeys(wanted)), {}
+            return await self._named(list(dict.fromkeys(wanted)))
         labels = {"kubernetes.io/arch": self._config.architecture, **self._config.node_selector}
         labels |= wanted or {}
         query = {"labelSelector": ",".join(f"{name}={value}" for name, value in labels.items())}
@@ -107,6 +119,24 @@ class Prefetch:
             else:
                 unready[name] = why
         return ready, unready
+
+    async def _named(self, names: Sequence[str]) -> tuple[list[str], dict[str, Diagnosis]]:
+        """The nodes of these names: one that is not there would be waited for until the time is up."""
+        known: list[str] = []
+        missing: dict[str, Diagnosis] = {}
+        for number, name in enumerate(names):
+            try:
+                await self._api.ask(Request("GET", f"api/v1/nodes/{name}"), f"reading node {name}")
+            except ClusterError as problem:
+                if problem.code == _FORBIDDEN:  # a Role of one namespace does not allow it
+                    _log.info("whether the nodes are there is not known: %s", problem)
+                    return [*known, *names[number:]], missing
+                if problem.code != _NOT_FOUND:
+                    raise
+                missing[name] = diagnose("unschedulable_placement", f"there is no node {name!r}", final=True)
+                continue
+            known.append(name)
+        return known, missing
 
     async def _bring(self, node: str, images: Sequence[str], limiter: anyio.CapacityLimiter) -> None:
         async with limiter:
@@ -139,6 +169,7 @@ class Prefetch:
             for name, image in list(left.items()):
                 found = of_container(followed, name)
                 if found is not None and found.state == "failing":
+                    self._tell_failing(node, image, found)
                     give_up_s.setdefault(name, min(deadline_s, now_s + self._config.failing_timeout_s))
                 else:
                     give_up_s.pop(name, None)
@@ -150,6 +181,14 @@ class Prefetch:
             wake_s = min((give_up_s.get(name, deadline_s) for name in left), default=now_s)
             with anyio.move_on_at(wake_s):
                 await changed.wait()
+
+    def _tell_failing(self, node: str, image: str, found: Diagnosis) -> None:
+        """Log what is waited for, once for all nodes: it may take minutes until it is given up."""
+        if (image, found.failure) in self._told:
+            return
+        self._told.add((image, found.failure))
+        text = "image %s on node %s is failing, and is given up after %.0f s of it: %s: %s"
+        _log.warning(text, image, node, self._config.failing_timeout_s, found.failure, found.why)
 
     async def _remove(self, followed: FollowedPod, request: str) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(_CLEAN_UP_S):
@@ -175,7 +214,10 @@ def of_container(followed: FollowedPod, name: str) -> Diagnosis | None:
         return Diagnosis(state="starting", waits_for="node", why="it was not seen yet")
     status: Mapping[str, Any] = pod.get("status", {})
     own = [one for one in status.get("containerStatuses") or () if one["name"] == name]
-    if any(one.get("imageID") or "running" in one["state"] for one in own):
+    if any(one.get("imageID") or _came_to_run(one["state"]) for one in own):
+        return None
+    events = [one for one in followed.events if _concerns(one, name)]
+    if any(one["reason"] == "Pulled" and one["involvedObject"].get("fieldPath") for one in events):
         return None
     containers = [one for one in pod["spec"]["containers"] if one["name"] == name]
     view = {
@@ -183,7 +225,14 @@ def of_container(followed: FollowedPod, name: str) -> Diagnosis | None:
         "spec": {**pod["spec"], "containers": containers},
         "status": {**status, "containerStatuses": own},
     }
-    return classify(view, [one for one in followed.events if _concerns(one, name)], deleted=followed.gone)
+    return classify(view, events, deleted=followed.gone)
+
+
+def _came_to_run(state: Mapping[str, Any]) -> bool:
+    """Whether a container got as far as one gets with its image alone, even if nothing in it could start."""
+    if "waiting" in state:
+        return state["waiting"].get("reason") in _AFTER_PULL
+    return "running" in state or ("terminated" in state and state["terminated"].get("reason") != _UNKNOWN_END)
 
 
 def _concerns(event: Mapping[str, Any], container: str) -> bool:

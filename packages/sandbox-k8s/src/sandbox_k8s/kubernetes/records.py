@@ -119,23 +119,30 @@ def annotations_of(pod: Mapping[str, Any]) -> dict[str, str]:
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether its container has ended or its deletion was asked for; phase is the slowest sign of that."""
+    """Whether its launcher has ended or its deletion was asked for; phase is the slowest sign of that."""
     status: Mapping[str, Any] = pod.get("status", {})
     if "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Succeeded", "Failed"):
         return True
-    return any("terminated" in one.get("state", {}) for one in status.get("containerStatuses") or ())
+    # Of a pod that brings images to a node each container ends by itself.
+    return is_sandbox(pod) and "terminated" in container_of(pod).get("state", {})
+
+
+def container_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status of the container with the launcher, whatever else an admission webhook put beside it."""
+    found: list[Mapping[str, Any]] = pod.get("status", {}).get("containerStatuses") or []
+    nothing: Mapping[str, Any] = {}
+    return next((one for one in found if one.get("name") == CONTAINER), nothing)
 
 
 def place_of(pod: Mapping[str, Any], cluster: str) -> PodPlace:
     """Where the sandbox of a pod is."""
     metadata: Mapping[str, Any] = pod["metadata"]
-    status: Mapping[str, Any] = pod.get("status", {})
-    containers: list[Mapping[str, Any]] = status.get("containerStatuses") or [{}]
+    container = container_of(pod)
     return PodPlace(
         cluster=cluster,
         namespace=metadata["namespace"],
         pod=metadata["name"],
         uid=metadata["uid"],
-        restart_count=containers[0].get("restartCount", 0),
-        image_digest=containers[0].get("imageID", "").rpartition("@")[2],
+        restart_count=container.get("restartCount", 0),
+        image_digest=container.get("imageID", "").rpartition("@")[2],
     )

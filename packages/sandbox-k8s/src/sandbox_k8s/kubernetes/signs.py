@@ -23,13 +23,15 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         events: Of this pod alone (by uid), oldest first, each once. They can be late or missing.
         node: The pod's node; None when it was not read.
-        gone: The watch said DELETED.
+        gone: The watch said DELETED, or it is missing.
+        missing: The API server, asked for it, has it no more.
     """
 
     pod: Pod
     events: tuple[Event, ...] = ()
     node: Node | None = None
     gone: bool = False
+    missing: bool = False
 
     def find(self, *reasons: str) -> Iterator[Event]:
         """Events of these reasons, newest first."""
@@ -46,7 +48,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_being_deleted(self) -> bool:
         """Whether the deletion is decided, by whomever."""
-        return self.pod.metadata.deletion_timestamp is not None
+        return self.missing or self.pod.metadata.deletion_timestamp is not None
 
     @property
     def has_sandbox(self) -> bool:
@@ -62,7 +64,9 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def gather(pod: Pod, events: Iterable[Event], node: Node | None, *, gone: bool) -> Signs:
+def gather(
+    pod: Pod, events: Iterable[Event], node: Node | None, *, gone: bool, missing: bool = False
+) -> Signs:
     """Put the signs in order: no event of an earlier pod of the same name, each once, oldest first.
 
     An event that is updated in place comes several times; the one with the highest count is kept.
@@ -76,7 +80,7 @@ def gather(pod: Pod, events: Iterable[Event], node: Node | None, *, gone: bool) 
         if known is None or _version(event) > _version(known):
             newest[key] = event
     ordered = tuple(sorted(newest.values(), key=lambda one: one.order))
-    return Signs(pod=pod, events=ordered, node=node, gone=gone)
+    return Signs(pod=pod, events=ordered, node=node, gone=gone, missing=missing)
 
 
 def _is_about(event: Event, pod: Pod) -> bool:

@@ -26,7 +26,7 @@ async def until_ready(
 
     Raises:
         SandboxStartError: It never will be, or took too long; with the diagnosis.
-        ClusterError: Nobody will know, since this client may not watch pods.
+        ClusterError: Nobody will know, since this client may not watch pods, and not just for a moment.
     """
     deadline_s = anyio.current_time() + config.start_timeout_s
     give_up_s = deadline_s
@@ -87,4 +87,4 @@ async def why_lost(followed: FollowedPod) -> Diagnosis | None:
 def _look(followed: FollowedPod) -> Diagnosis:
     if followed.pod is None:
         return Diagnosis(state="starting", waits_for="node", why="it was not seen yet")
-    return classify(followed.pod, followed.events, deleted=followed.gone)
+    return classify(followed.pod, followed.events, missing=followed.gone)

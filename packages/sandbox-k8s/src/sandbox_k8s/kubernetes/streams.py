@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import aiohttp
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 
 from .access import ApiAccess
@@ -19,7 +20,7 @@ _CONNECT_S = 5.0
 _SILENCE_S = 5.0
 _LONGEST_LINE = 8 << 20
 _CLOSE_S = 0.5
-_FORBIDDEN = 403
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
 
 
 class WebSocket(Protocol):
@@ -65,14 +66,18 @@ class ApiStreams:
 
         Raises:
             ClusterError: The watch was refused, or there is no connection.
+            msgspec.DecodeError: A line is no JSON.
         """
-        options = self._access.options()
+        options = self._access.known_options()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=lasts_s + _SILENCE_S)
         query = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": f"{lasts_s:.0f}"}
         try:
-            async with self._http.get(path, params=query, timeout=timeout, **options) as response:
-                if response.status >= 400:
+            async with self._http.get(
+                path, params=query, timeout=timeout, allow_redirects=False, **options
+            ) as response:
+                if response.status >= 300:
                     body = await response.read()
+                    await self._renew(response.status)
                     raise refusal(f"watching {path}", response.status, body, response.headers)
                 transport = None if response.connection is None else response.connection.transport
                 try:
@@ -88,6 +93,11 @@ class ApiStreams:
             what = f"{type(problem).__name__}: {problem}"
             raise refusal(f"watching {path}", 0, what) from problem
 
+    async def _renew(self, status: int) -> None:
+        """After that answer, see to it that the next try is with the credentials of now."""
+        if status == _UNAUTHORIZED:
+            await anyio.to_thread.run_sync(self._access.renew, abandon_on_cancel=True)
+
     @asynccontextmanager
     async def websocket(self, path: str, protocol: str) -> AsyncGenerator[WebSocket]:
         """A WebSocket through the API server.
@@ -98,12 +108,13 @@ class ApiStreams:
         http = cast("Any", self._http)  # the type of its WebSockets differs between releases of aiohttp
         try:
             socket: WebSocket = await http.ws_connect(
-                path, protocols=[protocol], max_msg_size=0, **self._access.options()
+                path, protocols=[protocol], max_msg_size=0, **self._access.known_options()
             )
         except aiohttp.WSServerHandshakeError as problem:
             # The body, which says more, is lost; a subresource may take two verbs, get and create.
             said = f"{problem.message}: the verbs get or create are missing, or an admission refused"
             body = said if problem.status == _FORBIDDEN else problem.message
+            await self._renew(problem.status)
             raise refusal(f"connecting to {path}", problem.status, body) from problem
         except (aiohttp.ClientError, TimeoutError, OSError) as problem:
             raise refusal(f"connecting to {path}", 0, f"{type(problem).__name__}: {problem}") from problem

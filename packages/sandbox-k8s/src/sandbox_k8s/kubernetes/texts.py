@@ -100,6 +100,7 @@ _EVICTION: _Table = (
     ),
 )
 
+_PULLED = re.compile(r'\bpull(?:ing)?(?: and unpack)? image "([^"]+)"', re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 _URL = re.compile(r"\b[a-z]+://\S+")
 _PATH = re.compile(r"(?<!\S)/[^\s:]*")
@@ -108,6 +109,27 @@ _PATH = re.compile(r"(?<!\S)/[^\s:]*")
 def of_pull(text: str, image: str = "") -> FailureName | None:
     """Why an image cannot be pulled; None when the text is not known. `image` is taken out of the text."""
     return _look(_PULL, text, image)
+
+
+def image_named_in(text: str) -> str:
+    """The image that a text about a pull names; empty when it names none."""
+    found = _PULLED.search(text)
+    return "" if found is None else found[1]
+
+
+def is_same_image(one: str, other: str) -> bool:
+    """Whether two names are of one image: containerd writes ``docker.io/library/`` and ``:latest`` out."""
+    return _whole_name(one) == _whole_name(other)
+
+
+def _whole_name(image: str) -> str:
+    first, slash, _ = image.partition("/")
+    if not slash:
+        image = f"docker.io/library/{image}"
+    elif first != "localhost" and not set(first) & set(".:"):
+        image = f"docker.io/{image}"
+    last = image.rpartition("/")[2]
+    return image if ":" in last or "@" in last else f"{image}:latest"
 
 
 def of_start(text: str) -> FailureName | None:

@@ -2,16 +2,19 @@
 
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 
 from sandbox_k8s.errors import ClusterError
 from sandbox_k8s.stats import ClientStats
+from sandbox_k8s.supervise import supervised
 
 from . import records
 from .api import PodApi, PodMissingError, refusal
@@ -25,6 +28,9 @@ _LONGEST_PAUSE_S = 10.0
 _GONE = 410
 _REFUSED = (401, 403)
 _TOO_SHORT_S = 0.5
+_SURE_S = 2.0
+_PER_TURN = 8
+"""Changes taken per turn of the event loop: each wakes somebody up, who has much to do."""
 
 
 class FollowedPod:
@@ -97,6 +103,44 @@ class FollowedPod:
             self._changed = None
 
 
+class _Trouble:
+    """What went wrong with one watch since it last worked."""
+
+    def __init__(self) -> None:
+        self._pause_s = _FIRST_PAUSE_S
+        self._refused_s: float | None = None
+        self._expired = False
+
+    @property
+    def begins(self) -> bool:
+        """Whether nothing had to wait yet."""
+        return self._pause_s == _FIRST_PAUSE_S
+
+    def expires_again(self) -> bool:
+        """Its version expired; True when that of a list made for the same reason did, too."""
+        again, self._expired = self._expired, True
+        return again
+
+    def is_refused(self, code: int) -> bool:
+        """Whether it is refused for good, after an answer with that code.
+
+        A token that is being renewed, or an API server whose authorizer is just coming up, is refused for a
+        moment.
+        """
+        if code not in _REFUSED:
+            self._refused_s = None
+            return False
+        now_s = anyio.current_time()
+        if self._refused_s is None:
+            self._refused_s = now_s
+        return now_s - self._refused_s >= _SURE_S
+
+    async def wait(self) -> None:
+        """Wait, each time longer."""
+        await anyio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
 class PodWatch:
     """Follows pods by name. Costs two connections however many they are, none before the first.
 
@@ -132,8 +176,11 @@ class PodWatch:
         """Watch, until cancelled."""
         await self._wanted.wait()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow, tasks, "pods", self._list_pods, self._take_pod)
-            tasks.start_soon(self._follow, tasks, "events", self._list_events, self._take_event)
+            pods = partial(self._follow, tasks, "pods", self._list_pods, self._take_pod)
+            events = partial(self._follow, tasks, "events", self._list_events, self._take_event)
+            # Begun anew, each lists: whatever one object could not be read as is left behind.
+            tasks.start_soon(supervised, "the watch of pods", pods, self._stats)
+            tasks.start_soon(supervised, "the watch of events", events, self._stats)
 
     async def _follow(
         self,
@@ -144,30 +191,36 @@ class PodWatch:
     ) -> None:
         """List, then watch from there; watch again from the last version; list again when it has expired."""
         version = ""
-        pause_s = _FIRST_PAUSE_S
+        trouble = _Trouble()
         while True:
             try:
                 if not version:
                     self._stats.lists += 1
                     version = await list_all(tasks)
                 self._stats.watches += 1
-                begun_s = anyio.current_time()
+                begun_s, before = anyio.current_time(), version
                 version = await self._watch_from(version, kind, tasks, take)
-                if anyio.current_time() - begun_s < _TOO_SHORT_S:
-                    await anyio.sleep(pause_s)
-                pause_s = _FIRST_PAUSE_S
+                lasted = anyio.current_time() - begun_s >= _TOO_SHORT_S
+                if lasted or version != before:
+                    trouble = _Trouble()
+                if not lasted:
+                    await trouble.wait()
             except ClusterError as problem:
                 if problem.code == _GONE:
                     version = ""
-                    continue
-                self._stats.watch_failures += 1
-                if kind == "pods" and problem.code in _REFUSED:
-                    for followed in self._followed.values():
-                        followed.refuse(problem)
-                if pause_s == _FIRST_PAUSE_S:
-                    _log.warning("%s; trying again until it works", problem)
-                await anyio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    if not trouble.expires_again():
+                        continue
+                await self._failed(kind, problem, trouble)
+
+    async def _failed(self, kind: str, problem: ClusterError, trouble: _Trouble) -> None:
+        self._stats.watch_failures += 1
+        refused = trouble.is_refused(problem.code)
+        if refused and kind == "pods":
+            for followed in self._followed.values():
+                followed.refuse(problem)
+        if trouble.begins:
+            _log.warning("%s; trying again until it works", problem)
+        await trouble.wait()
 
     async def _watch_from(
         self,
@@ -180,7 +233,11 @@ class PodWatch:
         query = {"resourceVersion": version}
         query |= _EVENTS_OF_PODS if kind == "events" else {"labelSelector": self._selector}
         async with aclosing(self._streams.watch(f"{self._path}/{kind}", query, self._lasts_s)) as changes:
+            taken = 0
             async for change in changes:
+                taken += 1
+                if taken % _PER_TURN == 0:
+                    await anyio.lowlevel.checkpoint()
                 if change["type"] == "ERROR":
                     # 410: the version is too old, or the API server was restarted and has forgotten it.
                     said: dict[str, Any] = change["object"]
@@ -193,16 +250,27 @@ class PodWatch:
     async def _list_pods(self, tasks: anyio.abc.TaskGroup) -> str:
         # Those that are missing below must have been there before the list was asked for.
         before = [one for one in self._followed.values() if one.seen and not one.gone]
-        listing = await self._api.list(self._selector)
-        there = {pod["metadata"]["name"]: pod for pod in listing.items}
-        for name, pod in there.items():
-            followed = self._followed.get(name)
-            if followed is not None:
-                followed.see(pod)
+        there: set[str] = set()
+        version = ""
+        async with aclosing(self._api.pages(self._selector)) as pages:
+            async for page in pages:
+                version = page.resource_version
+                if page.begins:
+                    there.clear()
+                await self._take_page(page.items, there)
         for followed in before:
             if followed.name not in there:
-                tasks.start_soon(self._make_sure, followed)
-        return listing.resource_version
+                self._ask_for(tasks, followed)
+        return version
+
+    async def _take_page(self, pods: Sequence[dict[str, Any]], there: set[str]) -> None:
+        for number, pod in enumerate(pods, 1):
+            there.add(pod["metadata"]["name"])
+            followed = self._followed.get(pod["metadata"]["name"])
+            if followed is not None:
+                followed.see(pod)
+            if number % _PER_TURN == 0:
+                await anyio.lowlevel.checkpoint()
 
     async def _list_events(self, tasks: anyio.abc.TaskGroup) -> str:
         """Where events begin: those of pods that are not followed yet are of no use."""
@@ -219,18 +287,23 @@ class PodWatch:
             followed.see(pod, gone=True)
         else:
             # It left the selector: somebody changed its labels. Or it was deleted with no grace at all.
-            tasks.start_soon(self._make_sure, followed)
+            self._ask_for(tasks, followed)
 
     def _take_event(self, tasks: anyio.abc.TaskGroup, change: Mapping[str, Any]) -> None:
         event: dict[str, Any] = change["object"]
-        followed = self._followed.get(event["involvedObject"]["name"])
+        # Anybody may write an event about an object without a name.
+        followed = self._followed.get(event.get("involvedObject", {}).get("name", ""))
         if followed is not None and change["type"] != "DELETED":
             followed.hear(event)
+
+    def _ask_for(self, tasks: anyio.abc.TaskGroup, followed: FollowedPod) -> None:
+        ask = partial(self._make_sure, followed)
+        tasks.start_soon(supervised, f"asking for pod {followed.name}", ask, self._stats)
 
     async def _make_sure(self, followed: FollowedPod) -> None:
         """Ask for a pod that the watch does not show any more."""
         last = followed.pod
-        if last is None:
+        if last is None or self._followed.get(followed.name) is not followed:
             return
         try:
             found = await self._api.get(followed.name)

@@ -3,20 +3,27 @@
 Packing runs on either side; unpacking treats its input as hostile, since a sandbox can send anything.
 """
 
+import errno
 import io
 import os
+import select
 import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 CHUNK = 1 << 20
 ROOT_NAME = "root"
 _BLOCK = tarfile.BLOCKSIZE
+_LOOK_EVERY_S = 0.2
+
+
+def always() -> None:
+    """For work that nobody cuts off."""
 
 
 class ArchiveError(Exception):
@@ -64,7 +71,7 @@ def _raise(problem: OSError) -> None:
 
 def _content(path: Path, size: int) -> Iterator[bytes]:
     left = size
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         while left:
             data = file.read(min(CHUNK, left))
             if not data:
@@ -75,24 +82,46 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
         yield bytes(_BLOCK - size % _BLOCK)
 
 
-def unpack(stream: IO[bytes], target: Path) -> None:
+@contextmanager
+def open_to_read(path: Path) -> Generator[IO[bytes]]:
+    """Open a file without waiting for anybody: a named pipe has no bytes of its own, and is refused.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with open(path, "rb", opener=_at_once) as file:
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.ESPIPE, "is a pipe; read it with a command", str(path))
+        yield file
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def unpack(stream: IO[bytes], target: Path, go_on: Callable[[], object] = always) -> None:
     """Write an archive of `pack` to ``target``: aside first, then moved into place.
 
     A file or link replaces what is there; a folder is merged into a folder, as ``cp -a`` would do.
+    ``go_on`` is called before each entry and before the move; when it raises, nothing has been moved.
 
     Raises:
         ArchiveError: An entry points outside, goes through a link, or is neither file, folder nor link.
         OSError: Something could not be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.parent / f".{target.name}.incoming-{os.getpid()}-{id(stream):x}"
+    # A folder that is there may be a mount point, or its parent read-only: only inside is surely a place to
+    # write, and to rename from.
+    base = target if _is_folder(target) else target.parent
+    aside = base / f".incoming-{os.getpid()}-{id(stream):x}"
     aside.mkdir(mode=0o700)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
-            _extract(archive, aside)
+            _extract(archive, aside, go_on)
         root = aside / ROOT_NAME
         if not os.path.lexists(root):
             raise ArchiveError("the archive is empty")
+        go_on()
         _place(root, target)
     except tarfile.TarError as problem:
         raise ArchiveError(f"not a tar archive: {problem}") from problem
@@ -100,9 +129,10 @@ def unpack(stream: IO[bytes], target: Path) -> None:
         remove_tree(aside)
 
 
-def _extract(archive: tarfile.TarFile, base: Path) -> None:
+def _extract(archive: tarfile.TarFile, base: Path, go_on: Callable[[], object]) -> None:
     folders: list[tuple[Path, int]] = []
     for info in archive:
+        go_on()
         path = _inside(base, info.name)
         if info.isdir():
             path.mkdir(mode=0o700, exist_ok=True)
@@ -148,7 +178,7 @@ def _write_file(archive: tarfile.TarFile, info: tarfile.TarInfo, path: Path) -> 
 
 def _place(source: Path, target: Path) -> None:
     source_is_folder = stat.S_ISDIR(source.lstat().st_mode)
-    if not (source_is_folder and target.is_dir() and not target.is_symlink()):
+    if not (source_is_folder and _is_folder(target)):
         source.rename(target)
         return
     mode = stat.S_IMODE(source.stat().st_mode)
@@ -158,13 +188,17 @@ def _place(source: Path, target: Path) -> None:
     target.chmod(mode)
 
 
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def remove_tree(path: Path) -> None:
     """Remove a folder whatever the modes inside it are.
 
     Raises:
         OSError: Something could not be removed all the same.
     """
-    if not path.is_dir() or path.is_symlink():
+    if not _is_folder(path):
         path.unlink(missing_ok=True)
         return
     path.chmod(0o700)  # or the walk ends before it begins
@@ -177,13 +211,16 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def write_atomically(target: Path, chunks: Iterable[bytes], mode: int | None) -> None:
+def write_atomically(
+    target: Path, chunks: Iterable[bytes], mode: int | None, go_on: Callable[[], object] = always
+) -> None:
     """Write a whole file: aside, then renamed, so that nobody reads half of it.
 
     Args:
         target: Where; its folders are made.
         chunks: The content.
         mode: Permission bits; None keeps those of an existing file, else 0644 less the umask.
+        go_on: Called again and again; when it raises, the file is as it was.
 
     Raises:
         OSError: The folder is missing or not writable.
@@ -192,15 +229,17 @@ def write_atomically(target: Path, chunks: Iterable[bytes], mode: int | None) ->
     if target.exists() and not target.is_file():
         if target.is_dir():
             raise IsADirectoryError(21, "is a folder", str(target))
-        with target.open("wb") as sink:  # /dev/stdout and its like cannot be replaced by renaming
-            sink.writelines(chunks)
+        _write_into(target, chunks, go_on)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.parent / f".{target.name[:64]}.incoming-{os.getpid()}-{id(chunks):x}"
     permissions = mode if mode is not None else (target.stat().st_mode & 0o7777 if target.exists() else None)
     try:
         with aside.open("xb") as sink:
-            sink.writelines(chunks)
+            for chunk in chunks:
+                go_on()
+                sink.write(chunk)
+        go_on()
         if permissions is not None:
             aside.chmod(permissions)
         aside.rename(target)
@@ -209,7 +248,21 @@ def write_atomically(target: Path, chunks: Iterable[bytes], mode: int | None) ->
         raise
 
 
-def unpack_checked(chunks: Iterator[bytes], target: Path) -> None:
+def _write_into(target: Path, chunks: Iterable[bytes], go_on: Callable[[], object]) -> None:
+    """Write to what cannot be replaced by renaming: a device, or a pipe, whose reader may never read."""
+    descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        for chunk in chunks:
+            left = memoryview(chunk)
+            while left:
+                go_on()
+                if select.select([], [descriptor], [], _LOOK_EVERY_S)[1]:
+                    left = left[os.write(descriptor, left[:_BLOCK]) :]
+    finally:
+        os.close(descriptor)
+
+
+def unpack_checked(chunks: Iterator[bytes], target: Path, go_on: Callable[[], object] = always) -> None:
     """Unpack a stream only after all of it came and proved whole: it is kept on disk until then.
 
     Raises:
@@ -217,9 +270,10 @@ def unpack_checked(chunks: Iterator[bytes], target: Path) -> None:
     """
     with tempfile.TemporaryFile() as spool:
         for chunk in chunks:
+            go_on()
             spool.write(chunk)
         spool.seek(0)
-        unpack(spool, target)
+        unpack(spool, target, go_on)
 
 
 def open_spool() -> IO[bytes]:

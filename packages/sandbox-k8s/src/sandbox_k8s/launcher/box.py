@@ -1,24 +1,18 @@
-"""What the launcher holds: environment, sessions, commands under way, the owner and the lease."""
+"""What the launcher holds: environment, sessions, commands under way."""
 
 import shutil
 import socket
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from . import dialect
 from .children import Children
 from .clean import CleanState
-from .clock import date, monotonic_s
 from .execute import CommandRequest, Outcome, Run, Wake
-from .ownership import Operation, Ownership
+from .ownership import Ownership
 from .shell import STARTUP, Shell, ShellRequest
-
-_OLDER_END_S = 15.0
-_TELL_EVERY_S = 1.0
+from .tenure import Tenure
 
 
 class SessionExistsError(Exception):
@@ -37,34 +31,18 @@ class BoxSettings:
     workdir: str
     pipes: Path
     memory_bytes: int | None = None
+    epoch_file: Path | None = None
+    """Where `Box` keeps the epoch; None for nowhere."""
 
 
-@dataclass(frozen=True)
-class Caller:
-    """Who asks.
-
-    Attributes:
-        epoch: The owner that the caller says it is; None for one that knows no epochs.
-        request_id: Its name for the request, for the log.
-        connection: Where it waits; shut for reading when its request must end. None for one that is not cut.
-    """
-
-    epoch: int | None = None
-    request_id: str | None = None
-    connection: socket.socket | None = None
-
-
-NOBODY = Caller()
-
-
-class Box:
+class Box(Tenure):
     """One sandbox seen from the inside. All methods may be called from any thread.
 
     Args:
         settings: How things are set up.
         ownership: Its owner and lease.
-        told: Told the seconds left of the lease, at each renewal (at most once a second) and each change.
-        keep: Told each new epoch before it is in force, for an owner to stay fenced over a restart.
+        told: See `Tenure`.
+        keep: See `Tenure`.
 
     Attributes:
         clean: The state to come back to; None before somebody marked one.
@@ -78,137 +56,21 @@ class Box:
         told: Callable[[float | None], None] = lambda left_s: None,
         keep: Callable[[int], None] = lambda epoch: None,
     ) -> None:
+        super().__init__(ownership, told=told, keep=keep)
         self.settings = settings
         self.children = Children()
         self.clean: CleanState | None = None
-        self._ownership = ownership
-        self._told = told
-        self._keep = keep
-        self._told_s = 0.0
-        self._changed = threading.Condition()
         self._sessions: dict[str, Shell] = {}
-        self._wakes: dict[Operation, Wake] = {}
-        self._callers: dict[Operation, Caller] = {}
 
-    @property
-    def epoch(self) -> int:
-        """The owner's epoch; 0 before there was one."""
-        return self._ownership.epoch
-
-    def fence(self, epoch: int) -> int:
-        """Make ``epoch`` the owner; returns once nothing of older owners runs any more.
+    def remember(self, state: CleanState, wake: Wake) -> None:
+        """Make a state the one to come back to, if its caller is still the owner.
 
         Raises:
-            FencedError, LeaseOverError: See `Ownership.fence`.
+            CutOffError: It is not.
         """
         with self._changed:
-            if epoch > self.epoch:
-                self._keep(epoch)
-            number, older = self._ownership.fence(epoch, monotonic_s())
-            self._tell(force=True)
-            for operation in older:
-                self._cut(operation)
-            # Without an end of its own a stuck process would keep the sandbox from its new owner.
-            self._changed.wait_for(
-                lambda: not any(self._ownership.runs(one) for one in older), timeout=_OLDER_END_S
-            )
-            self._ownership.fenced(number, epoch, monotonic_s())
-        return epoch
-
-    def _cut(self, operation: Operation) -> None:
-        self._wakes[operation].cancel("fenced")
-        connection = self._callers[operation].connection
-        if connection is not None:
-            with suppress(OSError):  # it is closed already
-                connection.shutdown(socket.SHUT_RD)
-
-    @contextmanager
-    def operation(self, what: str, caller: Caller = NOBODY, *, busy_s: float = 0.0) -> Generator[Wake]:
-        """Something under way on behalf of a caller.
-
-        Args:
-            what: For the log: ``command``, ``session`` or ``write``.
-            caller: Who asks.
-            busy_s: How long it may take; holds the lease for callers that know no heartbeats.
-
-        Raises:
-            FencedError, NotOwnerError, LeaseOverError: The caller may not, or was replaced meanwhile.
-        """
-        with self._changed:
-            operation = self._ownership.begin(
-                what, caller.epoch, monotonic_s(), busy_s=busy_s, request_id=caller.request_id
-            )
-            wake = self._wakes[operation] = Wake()
-            self._callers[operation] = caller
-            self._tell(force=busy_s > 0)
-        try:
-            yield wake
-        finally:
-            with self._changed:
-                del self._wakes[operation], self._callers[operation]
-                wake.close()
-                self._changed.notify_all()
-                self._ownership.end(operation, monotonic_s())
-
-    def check(self, epoch: int | None) -> None:
-        """Refuse whoever is not the owner; callers that know no epochs may stay.
-
-        Raises:
-            FencedError, NotOwnerError, LeaseOverError: It is not.
-        """
-        with self._changed:
-            self._ownership.check(epoch, monotonic_s())
-
-    def heard(self, epoch: int | None) -> None:
-        """A request came, or goes on: see `Ownership.heard`."""
-        with self._changed:
-            self._ownership.heard(epoch, monotonic_s())
-            self._tell(force=False)
-
-    def renew(self, epoch: int | None) -> None:
-        """A heartbeat.
-
-        Raises:
-            FencedError, NotOwnerError, LeaseOverError: It is not the owner's.
-        """
-        with self._changed:
-            self._ownership.must_own(epoch, monotonic_s())
-
-    def change_lease(self, epoch: int | None, length_s: float | None) -> None:
-        """Give the lease another length, counted from now.
-
-        Raises:
-            FencedError, NotOwnerError, LeaseOverError: It is not the owner who asks.
-        """
-        with self._changed:
-            self._ownership.change_lease(epoch, length_s, monotonic_s())
-            self._tell(force=True)
-            self._changed.notify_all()
-
-    def left_s(self) -> float | None:
-        """Seconds until the lease is over; None when it never is."""
-        with self._changed:
-            return self._ownership.left_s(monotonic_s())
-
-    def wait_for_end(self) -> str:
-        """Return when the lease has run out: with a sentence that says whose, and since when."""
-        with self._changed:
-            while not self._ownership.over(monotonic_s()):
-                self._changed.wait(self._ownership.left_s(monotonic_s()))
-            silent_s = monotonic_s() - self._ownership.lease.renewed_s
-            owner = f"its owner, epoch {self.epoch}," if self.epoch else "anybody"
-            return f"the lease ran out at {date()}: nothing was heard of {owner} for {silent_s:.0f} s"
-
-    def log(self, after: int = 0) -> list[dict[str, Any]]:
-        """The lines of the log above a number; see `log.Entry`."""
-        with self._changed:
-            return self._ownership.log.after(after)
-
-    def _tell(self, *, force: bool) -> None:
-        now_s = monotonic_s()
-        if force or now_s - self._told_s >= _TELL_EVERY_S:
-            self._told_s = now_s
-            self._told(self._ownership.left_s(now_s))
+            wake.go_on()
+            self.clean = state
 
     def argv_for(self, command: str | Sequence[str]) -> list[str]:
         """The argument list for a command; a string is for `shell`."""
@@ -228,7 +90,10 @@ class Box:
 
         Raises:
             OSError: It cannot be started.
+            ValueError: It has no word.
         """
+        if not request.argv:
+            raise ValueError("the command is an empty list")
         request.argv = self._limited(request.argv, request)
         return Run(self.children, request, wake, connection)()
 
@@ -302,7 +167,16 @@ class Box:
             self._sessions.pop(name, None)
         shell.close()
 
-    def close_sessions(self) -> None:
-        """End all sessions."""
+    def close_sessions(self, wake: Wake | None = None) -> None:
+        """End all sessions, for a request; None is for nobody whom a new owner could follow.
+
+        Raises:
+            CutOffError: A new owner came, whose sessions the others are.
+        """
         for name in list(self.sessions()):
-            self.close_session(name)
+            if wake is not None:
+                wake.go_on()
+            with self._changed:
+                shell = self._sessions.pop(name, None)
+            if shell is not None:
+                shell.close()

@@ -16,13 +16,27 @@ from .output import READ_SIZE, Capture, read_available, read_once
 
 _POLL_WHILE_KILLING_S = 0.02
 _END_AFTER_KILL_S = 5.0
+OVERRUN_S = _END_AFTER_KILL_S
+"""How much longer than its time-out and its grace a command may take."""
+FENCED = "fenced"
+FENCED_GRACE_S = 2.0  # a new owner waits for it
+
+
+class CutOffError(Exception):
+    """Its owner was replaced while something was under way."""
 
 
 class Wake:
-    """A pipe that ends a ``select``: rung from another thread when a child ends or the caller is fenced."""
+    """A pipe that ends a ``select``: rung from another thread when a child ends or the caller is fenced.
+
+    Attributes:
+        cancelled: Why its command must end; empty while it need not.
+        fenced: Whether a new owner waits for that: then there is little time.
+    """
 
     def __init__(self) -> None:
         self.cancelled = ""
+        self.fenced = False
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         os.set_blocking(self._write_fd, False)
@@ -39,7 +53,17 @@ class Wake:
     def cancel(self, why: str) -> None:
         """Wake the waiting thread and tell it to end its command."""
         self.cancelled = self.cancelled or why
+        self.fenced = self.fenced or why == FENCED
         self.ring()
+
+    def go_on(self) -> None:
+        """Look whether there is still somebody to work for; for work that waits for no pipe.
+
+        Raises:
+            CutOffError: It was cut off.
+        """
+        if self.cancelled:
+            raise CutOffError(f"cut off: {self.cancelled}")
 
     def clear(self) -> None:
         """Swallow the rings so far."""
@@ -249,8 +273,8 @@ class Run:
         tree = processes.tree_of(child.pid) | {child.pid}
         processes.send_group(child.pid, signal.SIGTERM)
         processes.send(tree, signal.SIGTERM)
-        give_up = monotonic_s() + self.request.grace_s
-        while monotonic_s() < give_up and self._any_lives(child, tree):
+        killed = monotonic_s()
+        while monotonic_s() < killed + self._grace_s() and self._any_lives(child, tree):
             self._step(_POLL_WHILE_KILLING_S)
         tree |= processes.tree_of(child.pid)
         processes.send_group(child.pid, signal.SIGKILL)
@@ -258,6 +282,9 @@ class Run:
         give_up = monotonic_s() + _END_AFTER_KILL_S
         while monotonic_s() < give_up and not child.exited.is_set():
             self._step(_POLL_WHILE_KILLING_S)
+
+    def _grace_s(self) -> float:
+        return min(self.request.grace_s, FENCED_GRACE_S) if self.wake.fenced else self.request.grace_s
 
     def _any_lives(self, child: Child, tree: set[int]) -> bool:
         return any(row.pid in tree or row.group == child.pid for row in processes.table())

@@ -1,41 +1,59 @@
-"""Single files: remembered by their content, compared, put back."""
+"""Single files: remembered by their content, compared, put back.
+
+A file to which anything was done since is never looked through and believed: a new one takes its place.
+"""
 
 # A path object for each file of a whole root folder would cost more than the look at it.
-# ruff: noqa: PTH101, PTH112, PTH114, PTH115, PTH118
+# ruff: noqa: PTH101, PTH105, PTH112, PTH114, PTH115, PTH118
 
 import os
 import shutil
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from . import survey
 
-
-@dataclass(frozen=True)
-class Kept:
-    """A file that is brought back by its content."""
-
-    data: bytes
-    shape: tuple[int, int, int]
+_READ = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tracked:
-    """A file or link of a repository.
+    """A file or link that can be brought back.
 
     Attributes:
         kind: Its type and mode; 0 for what is neither a file nor a link.
+        shape: Mode, owner and group.
         content: A digest, or the link's target.
-        inode: Of this very file; another one may have the same content.
+        mtime_ns: Git's index and ``make`` go by it.
+        marks: See `survey.marks_of`.
+        seen: Change time and inode when it was looked at: while they are the same, so is all else.
     """
 
     kind: int
     shape: tuple[int, int, int]
     content: bytes
-    inode: int = field(default=0, compare=False)
+    mtime_ns: int
+    marks: survey.Marks
+    seen: tuple[int, int]
+
+    def is_like(self, other: "Tracked") -> bool:
+        """Whether nothing but `seen` differs."""
+        return replace(other, seen=self.seen) == self
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file that is brought back by its bytes."""
+
+    data: bytes
+    file: Tracked
+
+
+NOTHING = Tracked(0, (0, 0, 0), b"", 0, (0, ()), (0, 0))
 
 
 def keep(folder: str, names: Sequence[str]) -> dict[str, Kept]:
@@ -44,29 +62,29 @@ def keep(folder: str, names: Sequence[str]) -> dict[str, Kept]:
     for name in names:
         path = os.path.join(folder, name)
         try:
-            found = os.lstat(path)
-            if found.st_nlink == 1:
-                kept[path] = Kept(Path(path).read_bytes(), survey.shape_of(found))
+            data = Path(path).read_bytes()
         except PermissionError:
             continue  # whoever cannot read it is compared by its times
+        file = content(path)
+        if stat.S_ISREG(file.kind) and file.content == sha256(data).digest():
+            kept[path] = Kept(data, file)
     return kept
 
 
-def is_kept(path: str, one: Kept) -> bool:
-    """Whether a file is as it was."""
+def untouched(path: str, was: Tracked) -> bool:
+    """Whether nothing at all was done to a file."""
     try:
         found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size != len(one.data):
-            return False
-        return survey.shape_of(found) == one.shape and Path(path).read_bytes() == one.data
     except OSError:
         return False
+    # A file that was moved here with its folder has its old change time, and another inode.
+    return (found.st_ctime_ns, found.st_ino) == was.seen
 
 
-def put_back(path: str, one: Kept) -> None:
-    """Make a file what it was, if that can be done."""
-    if is_kept(path, one):
-        return
+def put_back(path: str, one: Kept) -> Kept:
+    """Make a file what it was, if that can be done; what is remembered of it from now on."""
+    if untouched(path, one.file):
+        return one
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -76,27 +94,55 @@ def put_back(path: str, one: Kept) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(one.data)
     except OSError:
-        return  # the comparison says so
-    reshape(path, one.shape)
+        return one  # the comparison says so
+    return replace(one, file=dress(path, one.file))
+
+
+def write_anew(path: str, was: Tracked) -> Tracked:
+    """Put a new file with the same bytes in the place of one; what is remembered of it from now on."""
+    aside = f"{path}.sandbox-k8s"
+    try:
+        with open(path, "rb", opener=_without_links) as source, Path(aside).open("xb") as target:
+            shutil.copyfileobj(source, target, _READ)
+        os.replace(aside, path)
+    except OSError:
+        quietly(os.unlink, aside)
+        return was  # the comparison says so
+    return dress(path, was)
+
+
+def dress(path: str, was: Tracked) -> Tracked:
+    """Give a new file what the old one had beside its content; ``was`` itself if it is not the same then."""
+    if not stat.S_ISLNK(was.kind):
+        reshape(path, was.shape)
+    for name, value in was.marks[1]:  # a new owner takes capabilities away
+        quietly(partial(os.setxattr, attribute=name, value=value, follow_symlinks=False), path)
+    quietly(partial(os.utime, ns=(was.mtime_ns, was.mtime_ns), follow_symlinks=False), path)
+    now = content(path)
+    return now if was.is_like(now) else was
 
 
 def content(path: str) -> Tracked:
     """A file as it is; one that is missing or has other names is of kind 0."""
-    none = Tracked(0, (0, 0, 0), b"")
     try:
         found = os.lstat(path)
-        shape = survey.shape_of(found)
         if stat.S_ISLNK(found.st_mode):
-            return Tracked(found.st_mode, shape, os.fsencode(os.readlink(path)), found.st_ino)
+            return _tracked(found, os.fsencode(os.readlink(path)), (0, ()))
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            return none
+            return NOTHING
         whole = sha256()
         with open(path, "rb", opener=_without_links) as file:
-            while data := file.read(1 << 20):
+            before = os.fstat(file.fileno())
+            while data := file.read(_READ):
                 whole.update(data)
+            return _tracked(before, whole.digest(), survey.marks_of(file.fileno()))
     except OSError:
-        return none
-    return Tracked(found.st_mode, shape, whole.digest(), found.st_ino)
+        return NOTHING
+
+
+def _tracked(found: os.stat_result, data: bytes, marks: survey.Marks) -> Tracked:
+    seen = (found.st_ctime_ns, found.st_ino)
+    return Tracked(found.st_mode, survey.shape_of(found), data, found.st_mtime_ns, marks, seen)
 
 
 def _without_links(path: str, flags: int) -> int:

@@ -10,6 +10,8 @@ The launcher calls this under one lock and tells it the time; the tests call the
 - Once the lease is over everything is refused, even if the launcher was stopped or frozen when it ran out.
 """
 
+import math
+
 from .lease import Lease
 from .log import Log
 
@@ -26,6 +28,14 @@ class LeaseOverError(Exception):
     """The lease has run out; the sandbox is ending."""
 
 
+class StillRunningError(Exception):
+    """A fence is in force and not answered: something of an older owner does not end."""
+
+
+class AloneError(Exception):
+    """The sandbox is being marked or reset, which nobody else may disturb, or others are under way."""
+
+
 class Operation:
     """Something that runs on behalf of somebody.
 
@@ -33,7 +43,7 @@ class Operation:
         number: Of its line in the log.
         epoch: The caller's; None for one that knows no epochs.
         held: The epoch that it runs under.
-        until_s: Until when it holds the lease by itself.
+        until_s: Until when it holds the lease by itself; infinite for as long as it runs.
     """
 
     def __init__(self, number: int, epoch: int | None, held: int, until_s: float) -> None:
@@ -58,6 +68,7 @@ class Ownership:
         self.lease = Lease(lease_s, now_s)
         self.ended = False
         self._running: set[Operation] = set()
+        self._alone: Operation | None = None
 
     def fence(self, epoch: int, now_s: float) -> tuple[int, list[Operation]]:
         """Make ``epoch`` the owner.
@@ -78,7 +89,19 @@ class Ownership:
         return number, [one for one in self._running if one.held < epoch]
 
     def fenced(self, number: int, epoch: int, now_s: float) -> None:
-        """Nothing of older owners runs any more: the fence is about to be answered."""
+        """The fence is about to be answered, if nothing of older owners runs any more.
+
+        Raises:
+            FencedError: A higher epoch came meanwhile.
+            StillRunningError: Something does; another fence may succeed later.
+        """
+        self._not_older(epoch, now_s)
+        if older := [one for one in self._running if one.held < epoch]:
+            raise StillRunningError(
+                f"{len(older)} requests of earlier owners do not end, the first is line "
+                f"{min(one.number for one in older)} of the log; epoch {epoch} is in force: attach again, "
+                "which takes a higher one"
+            )
         self.log.add(now_s, "fenced", epoch, self.epoch, of=number)
 
     def begin(
@@ -87,7 +110,7 @@ class Ownership:
         epoch: int | None,
         now_s: float,
         *,
-        busy_s: float = 0.0,
+        busy_s: float | None = 0.0,
         request_id: str | None = None,
     ) -> Operation:
         """Something begins, if the caller may.
@@ -96,20 +119,31 @@ class Ownership:
             what: See `log.Entry`.
             epoch: The caller's.
             now_s: Monotonic seconds.
-            busy_s: How long a caller without heartbeats may be silent meanwhile.
+            busy_s: How long a caller without heartbeats may be silent meanwhile; None is until the end.
             request_id: For the log.
 
         Raises:
             FencedError, NotOwnerError, LeaseOverError: The caller may not.
+            AloneError: Something runs that runs `alone`.
         """
         self.heard(epoch, now_s)
         self.check(epoch, now_s)
+        if self._alone is not None:
+            raise AloneError(
+                f"the sandbox is being marked or reset, line {self._alone.number} of the log: try again later"
+            )
         number = self.log.add(now_s, what, epoch, self.epoch, request_id=request_id)
         holds = self.epoch == 0 and self.lease.length_s is not None
-        until_s = now_s + busy_s + (self.lease.length_s or 0.0) if holds else now_s
+        held_s = math.inf if busy_s is None else busy_s + (self.lease.length_s or 0.0)
+        until_s = now_s + held_s if holds else now_s
         operation = Operation(number, epoch, self.epoch, until_s)
         self._running.add(operation)
         return operation
+
+    def alone(self, operation: Operation) -> list[Operation]:
+        """Let nothing else begin before this one has ended; what is under way already, of anybody."""
+        self._alone = operation
+        return [one for one in self._running if one is not operation]
 
     def end(self, operation: Operation, now_s: float) -> None:
         """It has ended, well or not.
@@ -120,6 +154,8 @@ class Ownership:
         if operation.epoch is None:
             self.heard(None, now_s)  # while it still holds the lease
         self._running.discard(operation)
+        if self._alone is operation:
+            self._alone = None
         self.log.add(now_s, "end", operation.epoch, self.epoch, of=operation.number)
         if operation.epoch is not None and self.epoch > operation.held:
             raise FencedError(
@@ -174,11 +210,12 @@ class Ownership:
             raise NotOwnerError(f"only the owner, epoch {self.epoch}, may do that")
 
     def deadline_s(self) -> float | None:
-        """When the lease is over; None when never."""
+        """When the lease is over; None when never, or not before some command has ended."""
         ends_s = self.lease.deadline_s
         if ends_s is None:
             return None
-        return max((ends_s, *(one.until_s for one in self._running)))
+        ends_s = max((ends_s, *(one.until_s for one in self._running if one.held == self.epoch)))
+        return None if ends_s == math.inf else ends_s
 
     def left_s(self, now_s: float) -> float | None:
         """Seconds until the end; None when there is none."""
@@ -203,4 +240,4 @@ class Ownership:
             raise FencedError(f"epoch {epoch} is behind the owner's epoch {self.epoch}")
 
     def _refuse(self, epoch: int | None, now_s: float) -> None:
-        self.log.add(now_s, "refused", epoch, self.epoch)
+        self.log.refused(now_s, epoch, self.epoch)

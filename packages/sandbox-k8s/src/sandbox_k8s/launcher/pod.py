@@ -108,6 +108,16 @@ def _environment(sandbox_id: str, more: dict[str, str]) -> dict[str, str]:
     return {"PATH": _SAFE_PATH, "TERM": "dumb", **given, **more, "SANDBOX_ID": sandbox_id}
 
 
+def _home(env: dict[str, str], state: Path) -> str:
+    """The home of commands; a user of whom the image knows none gets a folder that can be written to."""
+    home = env.get("HOME", "/")
+    if home != "/" and Path(home).is_dir():
+        return home
+    own = state / "home"
+    own.mkdir(mode=0o700, exist_ok=True)
+    return str(own)
+
+
 def _own_folder(state: Path) -> Path:
     """A new folder for pipes; an earlier container of the pod may have left its own."""
     try:
@@ -228,12 +238,14 @@ def main(arguments: list[str]) -> int:
     env = _environment(options.sandbox_id, dict(options.env))
     workdir = str(options.workdir or Path.cwd())
     folder = _own_folder(options.state)
+    if "HOME" not in dict(options.env):
+        env["HOME"] = _home(env, options.state)
     orphans.hide_memory()
     orphans.adopt()
     listener = _listener(options.listen)
     kept = _KeptEpoch(options.state)
     box = Box(
-        BoxSettings(env, workdir, folder, options.memory_bytes),
+        BoxSettings(env, workdir, folder, options.memory_bytes, epoch_file=options.state / "epoch"),
         Ownership(options.lease, monotonic_s(), epoch=kept.read()),
         keep=kept.write,
     )

@@ -3,18 +3,22 @@
 import errno
 import json
 import os
-from collections.abc import Iterable
+import socket
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from . import archive, clean, frames
-from .box import SessionExistsError, SessionMissingError
+from .body import BadRequestError
+from .box import Box, SessionExistsError, SessionMissingError
 from .clock import monotonic_s
-from .execute import CommandRequest, Outcome
-from .ownership import FencedError, LeaseOverError, NotOwnerError
-from .replies import Reply
+from .execute import CommandRequest, CutOffError, Outcome, Wake
+from .ownership import AloneError, FencedError, LeaseOverError, NotOwnerError, StillRunningError
+from .replies import AnswerGoneError, Reply
+from .repository import Git
 from .shell import ShellBusyError, ShellClosedError, ShellRequest
-from .web import FRAMED, BadRequestError, Call, Route
+from .web import FRAMED, Call, Route
 
 VERSION = 1
 _OUT_OF_RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
@@ -33,6 +37,7 @@ def info(call: Call) -> Reply:
             "shell": box.shell().program,
             "sessions": box.sessions(),
             "running": len(box.children.alive()),
+            "marked": box.clean is not None,
         }
     )
 
@@ -74,7 +79,7 @@ def execute(call: Call) -> Reply:
         output_limit=head["output_limit"],
         merge=head["merge"],
     )
-    with box.operation("command", call.caller(), busy_s=request.timeout_s or 0.0) as wake:
+    with box.operation("command", call.caller(), busy_s=request.timeout_s) as wake:
         try:
             return _outcome(box.execute(request, wake, call.connection))
         except OSError as problem:
@@ -108,7 +113,7 @@ def _outcome(outcome: Outcome) -> Reply:
         "totals": [outcome.stdout.total, outcome.stderr.total],
     }
     body = b"".join([json.dumps(head).encode(), b"\n", *parts])
-    return Reply(body, content_type=FRAMED, repeatable=not outcome.cancelled)
+    return Reply(body, content_type=FRAMED)
 
 
 def create_session(call: Call) -> Reply:
@@ -118,7 +123,12 @@ def create_session(call: Call) -> Reply:
         shell = call.box.create_session(
             head["name"], cwd=_folder(head.get("cwd") or call.box.settings.workdir), env=head.get("env")
         )
-        return _outcome(shell.start_up(wake, head.get("startup", ()), head["timeout_s"]))
+        try:
+            return _outcome(shell.start_up(wake, head.get("startup", ()), head["timeout_s"]))
+        except BaseException:
+            with suppress(SessionMissingError):  # half a session would be taken for a whole one
+                call.box.close_session(head["name"])
+            raise
 
 
 def run_in_session(call: Call) -> Reply:
@@ -133,7 +143,7 @@ def run_in_session(call: Call) -> Reply:
     )
     if "\0" in request.command:
         raise BadRequestError("the command holds a NUL byte")
-    with call.box.operation("session", call.caller(), busy_s=request.timeout_s or 0.0) as wake:
+    with call.box.operation("session", call.caller(), busy_s=request.timeout_s) as wake:
         return _outcome(call.box.run_in_session(head["name"], request, wake, call.connection))
 
 
@@ -141,71 +151,113 @@ def mark(call: Call) -> Reply:
     """Remember the state of now as the clean one."""
     wanted = call.json()
     box = call.box
-    with box.operation("command", call.caller()):
-        box.clean = clean.mark(
-            wanted.get("repo"), box.settings.env.get("HOME"), box.settings.pipes, box.settings.env
-        )
-        return Reply.json({"folders": len(box.clean.digests), "tracked": len(box.clean.tracked)})
+    with box.operation("command", call.caller()) as wake:
+        try:
+            box.alone(wake, cut=False)
+        except AloneError as problem:
+            raise clean.CannotMarkError(f"{problem}: they might change what is looked at") from problem
+        state = clean.mark(_bench(box, wake), wanted.get("repo"))
+        box.remember(state, wake)
+        return Reply.json({"folders": len(state.digests), "tracked": len(state.tracked)})
 
 
 def reset(call: Call) -> Reply:
     """End everything that runs, and bring the clean state back; says what still differs."""
+    call.json()
     box = call.box
-    if box.clean is None:
-        raise clean.CannotMarkError("no state of this launcher was marked as clean")
-    with box.operation("command", call.caller()):
-        box.close_sessions()
-        return Reply.json({"differences": clean.restore(box.clean, box.settings.env)})
+    with box.operation("command", call.caller()) as wake:
+        if box.clean is None:
+            raise clean.CannotMarkError("no state of this launcher was marked as clean")
+        box.alone(wake, cut=True)
+        box.close_sessions(wake)
+        state, differences = clean.restore(_bench(box, wake), box.clean)
+        box.remember(state, wake)
+        return Reply.json({"differences": differences})
+
+
+def _bench(box: Box, wake: Wake) -> clean.Bench:
+    settings = box.settings
+    git = Git(box.children, settings.env, wake)
+    return clean.Bench(
+        settings.env.get("HOME"), settings.pipes, settings.epoch_file, git, wake, box.keep_epoch
+    )
 
 
 def interrupt_session(call: Call) -> Reply:
     """End what runs in a session."""
-    call.box.check(call.epoch)
-    return Reply.json({"interrupted": call.box.session(call.json()["name"]).interrupt()})
+    name = call.json()["name"]
+    with call.box.operation("session", call.caller()):
+        return Reply.json({"interrupted": call.box.session(name).interrupt()})
 
 
 def close_session(call: Call) -> Reply:
     """End a session."""
-    call.box.check(call.epoch)
-    call.box.close_session(call.json()["name"])
+    name = call.json()["name"]
+    with call.box.operation("session", call.caller()):
+        call.box.close_session(name)
     return Reply.json({})
 
 
-def get_file(call: Call) -> Iterable[bytes]:
+def get_file(call: Call) -> Generator[bytes]:
     """Stream a file's bytes."""
-    call.box.check(call.epoch)
-    file = _path(call).open("rb")
+    path = _path(call)
 
-    def chunks() -> Iterable[bytes]:
-        with file:
+    def chunks() -> Generator[bytes]:
+        with archive.open_to_read(path) as file:
+            yield b""
             while data := file.read(_READ):
                 yield data
 
-    return frames.encode(chunks())
+    return _streamed(call, chunks)
+
+
+def _streamed(call: Call, read: Callable[[], Generator[bytes]]) -> Generator[bytes]:
+    """What a caller reads while it is the owner; what ``read`` gives first is empty, and says that it began.
+
+    The request lasts as long as its stream: an older owner must not read what its successor writes.
+    """
+
+    def stream() -> Generator[bytes]:
+        with call.box.operation("read", call.caller(socket.SHUT_RDWR)) as wake, closing(read()) as chunks:
+            yield next(chunks)
+            yield from frames.encode(_while_owner(chunks, wake))
+
+    begun = stream()
+    next(begun)  # whatever can be refused is refused now, before an answer has begun
+    return begun
+
+
+def _while_owner(chunks: Iterable[bytes], wake: Wake) -> Generator[bytes]:
+    for chunk in chunks:
+        wake.go_on()
+        yield chunk
 
 
 def put_file(call: Call) -> Reply:
     """Write a file, whole or not at all."""
     mode = call.query.get("mode")
-    with call.box.operation("write", call.caller(sends=True)):
-        archive.write_atomically(
-            _path(call), frames.decode(call.body), None if mode is None else int(mode, 8)
-        )
+    permissions = None if mode is None else int(mode, 8)
+    with call.box.operation("write", call.caller(socket.SHUT_RD)) as wake:
+        archive.write_atomically(_path(call), frames.decode(call.body), permissions, wake.go_on)
     return Reply.json({})
 
 
-def get_tree(call: Call) -> Iterable[bytes]:
+def get_tree(call: Call) -> Generator[bytes]:
     """Stream a file or folder as an archive."""
-    call.box.check(call.epoch)
     path = _path(call)
-    path.lstat()  # a missing path is an answer, not a broken stream
-    return frames.encode(archive.pack(path))
+
+    def chunks() -> Generator[bytes]:
+        path.lstat()  # a missing path is an answer, not a broken stream
+        yield b""
+        yield from archive.pack(path)
+
+    return _streamed(call, chunks)
 
 
 def put_tree(call: Call) -> Reply:
     """Unpack an archive."""
-    with call.box.operation("write", call.caller(sends=True)):
-        archive.unpack_checked(frames.decode(call.body), _path(call))
+    with call.box.operation("write", call.caller(socket.SHUT_RD)) as wake:
+        archive.unpack_checked(frames.decode(call.body), _path(call), wake.go_on)
     return Reply.json({})
 
 
@@ -230,7 +282,11 @@ ROUTES: dict[tuple[str, str], Route] = {
 _CODES: dict[type[Exception], tuple[int, str]] = {
     FencedError: (409, "fenced"),
     NotOwnerError: (409, "not-owner"),
+    CutOffError: (409, "fenced"),
+    StillRunningError: (409, "still-running"),
+    AloneError: (409, "busy"),
     LeaseOverError: (410, "lease-over"),
+    AnswerGoneError: (410, "answer-gone"),
     clean.CannotMarkError: (409, "not-clean"),
     SessionExistsError: (409, "session-exists"),
     SessionMissingError: (404, "session-missing"),

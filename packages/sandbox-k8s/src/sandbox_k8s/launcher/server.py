@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import rex, routes
+from . import orphans, rex, routes
 from .box import Box, BoxSettings
 from .clock import monotonic_s
 from .ownership import Ownership
@@ -74,6 +74,14 @@ def answer_on(listener: socket.socket, box: Box, key_hash: str) -> None:
     threading.Thread(target=Server(listener, site).serve_forever, name="serve", daemon=True).start()
 
 
+def _make_workdir(workdir: str) -> None:
+    """Make it where it is missing, as a container's runtime does; the log says why it cannot be."""
+    try:
+        Path(workdir).mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SystemExit(f"SandboxSpec.workdir {workdir} cannot be made: {problem.strerror}") from problem
+
+
 def main(arguments: list[str]) -> int:
     """Serve until the lease runs out or the keeper goes away."""
     parser = argparse.ArgumentParser(prog="launcher serve")
@@ -81,10 +89,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--channel-fd", type=int, required=True, help="the socket to the keeper")
     parser.add_argument("--pipes", type=Path, required=True, help="a folder of the launcher's own")
     options = parser.parse_args(arguments)
+    orphans.hide_memory()
     channel = Channel(options.channel_fd)
     settings = channel.settings()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, survive)
+    _make_workdir(settings["workdir"])
     listener = socket.socket(fileno=options.listen_fd)
     box = Box(
         BoxSettings(settings["env"], settings["workdir"], options.pipes, settings["memory_bytes"]),

@@ -19,9 +19,9 @@ from . import processes
 from .children import Children
 from .clock import monotonic_s
 from .dialect import Dialect
-from .execute import Outcome, Wake, discard, exit_of, peer_left
+from .execute import FENCED_GRACE_S, Outcome, Wake, discard, exit_of, peer_left
 from .output import Capture, read_available, read_once
-from .shell_process import ShellProcess
+from .shell_process import CLOSE_WITHIN_S, ShellProcess
 
 STARTUP = Path(__file__).with_name("startup.sh")
 _INTERRUPT_EVERY_S = 0.25
@@ -29,6 +29,10 @@ _LINE_READ_WITHIN_S = 10.0
 _PROMPT_AFTER_KILL_S = 2.0
 _BUSY_S = 1.0
 _LOOK_EVERY_S = 0.02
+_ENDING_S = _LINE_READ_WITHIN_S + _PROMPT_AFTER_KILL_S
+OVERRUN_S = _BUSY_S + 2 * _ENDING_S + CLOSE_WITHIN_S
+"""How much longer than its time-out and its grace a command may take: an earlier one that is ending, its own
+interrupt, and the end of a shell that does not come back from it."""
 
 
 class ShellBusyError(Exception):
@@ -98,33 +102,37 @@ class Shell:
         Raises:
             ShellBusyError: A command is running.
             ShellClosedError: The shell has ended.
+            CutOffError: A new owner came before the command began.
+            ValueError: The command holds a NUL byte, which no shell would see.
         """
-        self._wait_for_turn()
+        if "\0" in request.command:
+            raise ValueError("the command holds a NUL byte")
+        self._wait_for_turn(wake)
         try:
-            if not self.alive:
-                raise ShellClosedError(f"the shell of session {self.name!r} has ended")
-            self._turns += 1
-            self._wake, self._caller = wake, connection
-            self._process.on_exit = wake.ring
-            turn = _Turn(
-                self._process,
-                self._turns,
-                request,
-                wake,
-                self._pipes / f"{self._process.child.pid}-{self._turns}",
-            )
-            try:
-                outcome = turn.run(self._status, connection)
-            finally:
-                turn.close()
-            self._status = turn.status
-            return outcome
+            with self._process.held():
+                return self._take_turn(request, wake, connection)
         finally:
             self._process.on_exit = None
             self._wake = self._caller = None
             self._lock.release()
 
-    def _wait_for_turn(self) -> None:
+    def _take_turn(self, request: ShellRequest, wake: Wake, connection: socket.socket | None) -> Outcome:
+        if not self.alive:
+            raise ShellClosedError(f"the shell of session {self.name!r} has ended")
+        wake.go_on()
+        self._turns += 1
+        self._wake, self._caller = wake, connection
+        self._process.on_exit = wake.ring
+        pipe = self._pipes / f"{self._process.child.pid}-{self._turns}"
+        turn = _Turn(self._process, self._turns, request, wake, pipe)
+        try:
+            outcome = turn.run(self._status, connection)
+        finally:
+            turn.close()
+        self._status = turn.status
+        return outcome
+
+    def _wait_for_turn(self, own: Wake) -> None:
         """Take the lock. Start-up files are waited for, and a command that ends since its caller went away.
 
         The news of that may come a moment later than the next command: it is another connection.
@@ -135,6 +143,7 @@ class Shell:
         give_up = monotonic_s() + _BUSY_S
         ending = False
         while not self._lock.acquire(timeout=_LOOK_EVERY_S):
+            own.go_on()
             wake, caller = self._wake, self._caller
             if not ending and wake is not None and (wake.cancelled or (caller and peer_left(caller))):
                 ending = True
@@ -184,7 +193,10 @@ class _Turn:
         self._paths = [pipe.with_name(pipe.name + ".out"), pipe.with_name(pipe.name + ".err")]
         self._streams: dict[int, Capture] = {}
         self._held: list[int] = []
-        pipe.parent.mkdir(parents=True, exist_ok=True)  # a command may have emptied the folder above
+
+    def _open(self) -> None:
+        folder = self._paths[0].parent
+        folder.mkdir(parents=True, exist_ok=True)  # a command may have emptied the folder above
         for path, capture in zip(self._paths, (self._outcome.stdout, self._outcome.stderr), strict=True):
             os.mkfifo(path, 0o600)
             self._streams[os.open(path, os.O_RDONLY | os.O_NONBLOCK)] = capture
@@ -195,6 +207,7 @@ class _Turn:
     def run(self, status: int, connection: socket.socket | None) -> Outcome:
         """See `Shell.run`; ``status`` is what ``$?`` shows to the command."""
         started = monotonic_s()
+        self._open()
         self._watch(status, connection)
         deadline = None if self._request.timeout_s is None else started + self._request.timeout_s
         while not self._done and self._process.alive:
@@ -292,17 +305,20 @@ class _Turn:
             self._step(_INTERRUPT_EVERY_S)
         if not self._begun:
             return not self._process.alive
-        now = monotonic_s()
-        kill_at = now + self._request.grace_s
-        give_up = kill_at + _PROMPT_AFTER_KILL_S
-        again = now
-        while not (self._done or self._back) and self._process.alive and now < give_up:
+        begun = now = again = monotonic_s()
+        while not (self._done or self._back) and self._process.alive:
+            kill_at = begun + self._grace_s()
+            if now >= kill_at + _PROMPT_AFTER_KILL_S:
+                break
             if now >= again:
                 self._process.interrupt(self._number, self._jobs)
                 again = now + _INTERRUPT_EVERY_S
             if now >= kill_at:
                 own = processes.descendants_of(self._process.child.pid, without=self._jobs)
                 processes.send(own, signal.SIGKILL)
-            self._step(min(again, give_up) - now)
+            self._step(again - now)
             now = monotonic_s()
         return self._done or self._back or not self._process.alive
+
+    def _grace_s(self) -> float:
+        return min(self._request.grace_s, FENCED_GRACE_S) if self._wake.fenced else self._request.grace_s

@@ -10,14 +10,16 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from threading import Lock
 
 from . import processes
 from .children import Children
 from .dialect import Dialect
 from .output import READ_SIZE
 
+CLOSE_WITHIN_S = 5.0
 _MARK_FD = 200
 _MARK = re.compile(rb"([BDS]) (\d+)(?: (\d+))?")
 
@@ -26,8 +28,8 @@ class ShellProcess:
     """The process, its input and its marks.
 
     Attributes:
-        input_fd: Non-blocking; whole lines as `line_for` gives them.
-        mark_fd: Non-blocking; read it through `marks`.
+        input_fd: Non-blocking; whole lines as `line_for` gives them. To be used inside `held` alone.
+        mark_fd: Non-blocking; read it through `marks`, inside `held` alone.
         on_exit: Called from another thread when the shell ended.
     """
 
@@ -43,6 +45,9 @@ class ShellProcess:
         self.on_exit: Callable[[], None] | None = None
         self._dialect = dialect
         self._partial = b""
+        self._lock = Lock()
+        self._holders = 1  # this constructor: the shell may end before it does
+        self._ended = self._closed = False
         self.mark_fd, mark_write = os.pipe()
         input_read, self.input_fd = os.pipe()
         # A high number: commands use the low ones. Each command has it closed (see Dialect.line).
@@ -67,14 +72,42 @@ class ShellProcess:
             for fd in (mark_write, self._their_mark_fd, input_read):
                 os.close(fd)
         limit = "" if memory_bytes is None else f"ulimit -v {memory_bytes // 1024}\n"
-        os.write(self.input_fd, (dialect.prepare(env) + limit).encode("utf-8", "surrogateescape"))
-        os.set_blocking(self.input_fd, False)
-        os.set_blocking(self.mark_fd, False)
+        try:
+            with suppress(BrokenPipeError):  # it ended at once: `alive` says so
+                os.write(self.input_fd, (dialect.prepare(env) + limit).encode("utf-8", "surrogateescape"))
+            os.set_blocking(self.input_fd, False)
+            os.set_blocking(self.mark_fd, False)
+        finally:
+            self._let_go()
 
     @property
     def alive(self) -> bool:
         """Whether the shell runs."""
         return not self.child.exited.is_set()
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Keep the descriptors: they are closed once the shell has ended and nobody holds them.
+
+        Whoever holds them looks at `alive` before the first use.
+        """
+        with self._lock:
+            self._holders += 1
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._ended and not self._holders and not self._closed:
+            self._closed = True
+            os.close(self.input_fd)
+            os.close(self.mark_fd)
 
     def line_for(self, turn: int, command: str, *, status: int, out: str, err: str) -> bytes:
         """The line that runs one command; see `Dialect.line`."""
@@ -101,8 +134,12 @@ class ShellProcess:
         tree = processes.tree_of(self.child.pid)
         processes.send_group(self.child.pid, signal.SIGKILL)
         processes.send(tree, signal.SIGKILL)
-        self.child.exited.wait(5.0)
+        self.child.exited.wait(CLOSE_WITHIN_S)
 
     def _exited(self) -> None:
-        if self.on_exit is not None:
-            self.on_exit()
+        on_exit = self.on_exit
+        if on_exit is not None:
+            on_exit()
+        with self._lock:
+            self._ended = True
+            self._close_if_unused()

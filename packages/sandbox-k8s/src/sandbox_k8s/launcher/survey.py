@@ -1,15 +1,20 @@
 """What can be changed in a sandbox: which folders there are, and what is in them.
 
 A file's change time is the proof: whatever a command does to a file, its content, mode, owner, links or
-attributes, sets it to now, and no command can set it back.
+attributes, sets it to now, and no command can set it back. It is compared for being the same, not for being
+early: clocks are set back.
 """
 
 # A path object for each file of a whole root folder would cost more than the look at it.
-# ruff: noqa: PTH112, PTH115, PTH118
+# ruff: noqa: PTH112, PTH115, PTH118, PTH208
 
+import errno
+import fcntl
 import os
 import re
 import stat
+import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,8 +27,18 @@ _OF_THE_KERNEL = frozenset(
         *("binfmt_misc", "configfs", "efivarfs"),
     }
 )
+_QUEUES = "mqueue"
+_HAS_QUEUES = Path("/proc/sys/fs/mqueue")
+# FS_IOC_GETFLAGS and the flags that a caller can set: others, as for an index, are the file system's own.
+_GET_FLAGS = 0x8008_6601 if struct.calcsize("l") == 8 else 0x8004_6601
+_SETTABLE = 0x6283_80FF
+_NO_SUCH_THING = frozenset({errno.ENOTTY, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
 _MOUNTS = Path("/proc/self/mountinfo")
 _IPC = Path("/proc/sysvipc")
+
+
+Marks = tuple[int, tuple[tuple[str, bytes], ...]]
+"""Inode flags, and extended attributes by name."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +47,22 @@ class Folder:
 
     Attributes:
         shape: Its own mode, owner and group.
+        times: Its own change and modification time.
+        marks: See `marks_of`.
         files: Each file (or link, pipe, socket, device) with its stat.
         folders: Names of the folders.
     """
 
     path: str
     shape: tuple[int, int, int]
+    times: tuple[int, int]
+    marks: Marks
     files: Sequence[tuple[str, os.stat_result]]
     folders: Sequence[str]
 
     def digest(self, instant_ns: int, apart: "frozenset[str] | set[str]") -> bytes:
         """What it holds, leaving out what was changed after that instant, and the paths of ``apart``."""
-        whole = sha256(repr(self.shape).encode())
+        whole = sha256(repr((self.shape, self.marks)).encode())
         for name, found in self.files:
             path = os.path.join(self.path, name)
             if found.st_ctime_ns > instant_ns or path in apart:
@@ -53,20 +72,31 @@ class Folder:
                 whole.update(os.fsencode(os.readlink(path)))
         for name in self.folders:
             whole.update(repr(name).encode())
-        for attribute in _attributes(self.path):
-            whole.update(repr(attribute).encode())
         return whole.digest()[:16]
 
 
 def roots() -> list[str]:
     """Mount points of folders that can be written to."""
-    found = {one.path for one in _mounts() if one.writable and one.kind not in _OF_THE_KERNEL}
+    mounts = [one for one in _mounts() if one.kind not in _OF_THE_KERNEL]
+    # A queue is made by a system call, however its folder is mounted.
+    found = {one.path for one in mounts if one.writable or one.kind == _QUEUES}
     return sorted(path for path in found if os.path.isdir(path))
 
 
 def mount_points() -> list[str]:
     """Where something is mounted."""
     return [one.path for one in _mounts()]
+
+
+def queues_are_hidden() -> bool:
+    """Whether there may be POSIX message queues and no folder that shows them."""
+    return _HAS_QUEUES.exists() and not any(one.kind == _QUEUES for one in _mounts())
+
+
+def queues() -> list[str]:
+    """Paths of all POSIX message queues: their times are in whole seconds and prove nothing."""
+    folders = [one.path for one in _mounts() if one.kind == _QUEUES]
+    return [os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder))]
 
 
 class Closed(NamedTuple):
@@ -132,16 +162,21 @@ def left_in_memory() -> list[str]:
 
 
 def _look(path: str) -> Folder:
-    own = os.lstat(path)
     files: list[tuple[str, os.stat_result]] = []
     folders: list[str] = []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.name)
-            else:
-                files.append((entry.name, entry.stat(follow_symlinks=False)))
-    return Folder(path, shape_of(own), sorted(files, key=lambda one: one[0]), sorted(folders))
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        own, marks = os.fstat(folder), marks_of(folder)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                else:
+                    files.append((entry.name, entry.stat(follow_symlinks=False)))
+    finally:
+        os.close(folder)
+    files.sort(key=lambda one: one[0])
+    return Folder(path, shape_of(own), (own.st_ctime_ns, own.st_mtime_ns), marks, files, sorted(folders))
 
 
 def shape_of(found: os.stat_result) -> tuple[int, int, int]:
@@ -154,9 +189,19 @@ def _facts(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_ino, found.st_rdev, *times)
 
 
-def _attributes(path: str) -> list[tuple[str, bytes]]:
-    """Extended attributes of a folder, access lists among them; its change time proves nothing."""
+def marks_of(descriptor: int) -> Marks:
+    """What else is set on an open file or folder: extended attributes, access lists, capabilities, flags."""
+    flags = bytearray(8)
+    attributes: tuple[tuple[str, bytes], ...] = ()
     try:
-        return [(name, os.getxattr(path, name)) for name in sorted(os.listxattr(path))]
-    except OSError:
-        return []  # a filesystem without them
+        fcntl.ioctl(descriptor, _GET_FLAGS, flags)
+    except OSError as problem:
+        if problem.errno not in _NO_SUCH_THING:
+            raise
+    try:
+        names = sorted(os.listxattr(descriptor))
+        attributes = tuple((name, os.getxattr(descriptor, name)) for name in names)
+    except OSError as problem:
+        if problem.errno not in _NO_SUCH_THING:
+            raise
+    return int.from_bytes(flags[:4], sys.byteorder) & _SETTABLE, attributes

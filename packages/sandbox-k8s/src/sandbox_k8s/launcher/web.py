@@ -6,28 +6,31 @@ else's cached output when the request id is known.
 
 import hashlib
 import hmac
-import json
 import socket
 import socketserver
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from .box import Box, Caller
-from .replies import Replies, Reply
+from .body import BadRequestError, Body, as_object, number
+from .box import Box
+from .execute import CutOffError
+from .ownership import FencedError
+from .replies import Answer, Asked, Replies, Reply, TooManyRequestsError
+from .tenure import Caller
 
 KEY_HEADER = "X-API-Key"
 EPOCH_HEADER = "X-Sandbox-Epoch"
 REQUEST_ID_HEADER = "X-Request-ID"
-LARGEST_JSON = 256 << 20
-
-
-class BadRequestError(Exception):
-    """The request cannot be understood."""
+KEEP_HEADER = "X-Request-Keep"
+_LONGEST_REQUEST_ID = 128
+_KEEP_S = 600
+_LONGEST_KEEP_S = 86400
 
 
 @dataclass
@@ -42,15 +45,21 @@ class Call:
 
     box: Box
     query: Mapping[str, str]
-    body: "Body"
+    body: Body
     content_type: str
     epoch: int | None
     connection: socket.socket
     request_id: str | None = None
 
-    def caller(self, *, sends: bool = False) -> Caller:
-        """Who asks; ``sends`` for a request whose body is read while it is carried out."""
-        return Caller(self.epoch, self.request_id, self.connection if sends else None)
+    def caller(self, cut: int | None = None) -> Caller:
+        """Who asks.
+
+        Args:
+            cut: How its connection is shut when it is replaced: `socket.SHUT_RD` for a request whose body is
+                read while it is carried out, `socket.SHUT_RDWR` for one whose answer is written meanwhile.
+                None leaves it as it is.
+        """
+        return Caller(self.epoch, self.request_id, None if cut is None else self.connection, cut or 0)
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object.
@@ -58,83 +67,26 @@ class Call:
         Raises:
             BadRequestError: It is none.
         """
-        return (
-            self.head_and_rest()[0]
-            if self.content_type == FRAMED
-            else as_object(self.body.read(LARGEST_JSON))
-        )
+        return self.head_and_rest()[0] if self.content_type == FRAMED else as_object(self.body.whole())
 
     def head_and_rest(self) -> tuple[dict[str, Any], bytes]:
         """The body as a line of JSON and the bytes behind it."""
-        head, _, rest = self.body.read(LARGEST_JSON).partition(b"\n")
+        head, _, rest = self.body.whole().partition(b"\n")
         return as_object(head), rest
 
 
 FRAMED = "application/x-sandbox"
-Route = Callable[[Call], Reply | Iterable[bytes]]
+Route = Callable[[Call], Answer]
+"""A stream has begun when it is returned: whatever can be refused was."""
 
 
-def as_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object; an empty body is an empty object."""
-    try:
-        value = json.loads(data or b"{}")
-    except ValueError as problem:
-        raise BadRequestError(f"the body is not JSON: {problem}") from problem
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise BadRequestError("the body is not a JSON object")
-    return value  # pyright: ignore[reportUnknownVariableType]
+def epoch_of(text: str | None) -> int | None:
+    """The epoch that a header names; None when there is no header: then it is a guest.
 
-
-class Body:
-    """A request body as a stream, by length or in chunks; `read` gives fewer bytes only at the end."""
-
-    def __init__(self, stream: Any, length: int | None, chunked: bool) -> None:
-        self._stream = stream
-        self._chunked = chunked
-        self._left = 0 if chunked else (length or 0)
-        self._ended = not chunked and self._left == 0
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read up to ``size`` bytes.
-
-        Raises:
-            BadRequestError: The connection broke off in the middle.
-        """
-        pieces: list[bytes] = []
-        wanted = sys.maxsize if size < 0 else size
-        while wanted and not self._ended:
-            if not self._left and not self._next_chunk():
-                break
-            data = self._stream.read(min(self._left, wanted))
-            if not data:
-                raise BadRequestError("the body ended early")
-            self._left -= len(data)
-            wanted -= len(data)
-            pieces.append(data)
-            if not self._left and not self._chunked:
-                self._ended = True
-        return b"".join(pieces)
-
-    def _next_chunk(self) -> bool:
-        line = self._stream.readline(1024).strip() or self._stream.readline(1024).strip()
-        try:
-            self._left = int(line.split(b";")[0], 16)
-        except ValueError:
-            raise BadRequestError("the body ended early, or its chunks are malformed") from None
-        if self._left:
-            return True
-        while self._stream.readline(1024).strip():
-            pass
-        self._ended = True
-        return False
-
-    def finish(self, limit: int) -> bool:
-        """Read away what was not used; False when that is more than ``limit`` bytes."""
-        while not self._ended and limit > 0:
-            limit -= len(self.read(min(limit, 1 << 16)))
-        return self._ended
+    Raises:
+        BadRequestError: It is unreadable: whoever says that it is an owner must not pass as a guest.
+    """
+    return None if text is None else number(text.strip(), EPOCH_HEADER)
 
 
 @dataclass
@@ -203,6 +155,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self._answer()
 
+    def handle_expect_100(self) -> bool:
+        """Say at once that the body may come; it would stay in the buffer until the answer."""
+        go_on = super().handle_expect_100()
+        self.wfile.flush()
+        return go_on
+
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: they hold other people's commands."""
 
@@ -223,13 +181,19 @@ class _Handler(BaseHTTPRequestHandler):
                 Reply.json({"detail": "Not Found", "error": "route", "message": self.path}, status=404)
             )
             return
-        length = self.headers.get("Content-Length")
-        chunked = self.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        body = Body(self.rfile, int(length) if length and length.isdigit() else None, chunked)
-        epoch = self._epoch()
-        self.site.box.heard(epoch)
         try:
-            answer = self._route(route, address.query, body, epoch)
+            body = self._body()
+        except BadRequestError as problem:
+            self.close_connection = True  # nobody knows where the next request begins
+            self._send(self.site.failure(address.path, problem))
+            return
+        epoch = None
+        try:
+            epoch = epoch_of(self.headers.get(EPOCH_HEADER))
+            self.site.box.heard(epoch)
+            answer = self._route(route, address.path, address.query, body, epoch)
+        except TooManyRequestsError as problem:
+            answer = Reply(str(problem).encode(), 503, "text/plain")  # like a proxy's: to be sent again
         except Exception as problem:
             answer = self.site.failure(address.path, problem)
         try:
@@ -242,12 +206,19 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._stream(answer, epoch)
 
-    def _epoch(self) -> int | None:
-        epoch = self.headers.get(EPOCH_HEADER, "")
-        return int(epoch) if epoch.isdigit() else None
+    def _body(self) -> Body:
+        coding = self.headers.get("Transfer-Encoding", "identity").lower()
+        if coding not in ("chunked", "identity"):
+            raise BadRequestError(f"Transfer-Encoding {coding!r} is not supported: send chunks, or a length")
+        length = number(self.headers.get("Content-Length", "0").strip(), "Content-Length")
+        return Body(self.rfile, length, coding == "chunked")
 
-    def _route(self, route: Route, query: str, body: Body, epoch: int | None) -> Reply | Iterable[bytes]:
+    def _route(self, route: Route, path: str, query: str, body: Body, epoch: int | None) -> Answer:
         request_id = self.headers.get(REQUEST_ID_HEADER)
+        if request_id is not None and len(request_id) > _LONGEST_REQUEST_ID:
+            raise BadRequestError(
+                f"{REQUEST_ID_HEADER} has {len(request_id)} characters, {_LONGEST_REQUEST_ID} at most"
+            )
         call = Call(
             box=self.site.box,
             query=dict(parse_qsl(query, keep_blank_values=True)),
@@ -259,16 +230,22 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if request_id is None or self.command != "POST":
             return route(call)
-        return self.site.replies.once(request_id, lambda: self._tried(route, call))
+        keep_s = min(number(self.headers.get(KEEP_HEADER, str(_KEEP_S)), KEEP_HEADER), _LONGEST_KEEP_S)
+        return self.site.replies.once(
+            Asked(path, epoch, request_id),
+            keep_s,
+            lambda: self._tried(route, path, call),
+            lambda: self.site.box.check(epoch),
+        )
 
-    def _tried(self, route: Route, call: Call) -> Reply | Iterable[bytes]:
+    def _tried(self, route: Route, path: str, call: Call) -> Answer:
         """A failure is an answer too: a command must not run again because the news of its end was lost."""
         try:
             return route(call)
-        except (BadRequestError, ConnectionError):
-            raise  # it was not understood, or did not come whole: nothing was begun
         except Exception as problem:
-            return self.site.failure(urlsplit(self.path).path, problem)
+            if call.body.broken:
+                raise  # it did not come whole: nothing was begun
+            return self.site.failure(path, problem)
 
     def _send(self, reply: Reply) -> None:
         self.send_response(reply.status)
@@ -279,12 +256,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(reply.body)
 
-    def _stream(self, chunks: Iterable[bytes], epoch: int | None) -> None:
+    def _stream(self, chunks: Generator[bytes], epoch: int | None) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for chunk in chunks:
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            self.site.box.heard(epoch)
+        try:
+            with closing(chunks):
+                for chunk in chunks:
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                    self.site.box.heard(epoch)
+        except (FencedError, CutOffError):
+            self.close_connection = True  # a stream without its end; the next request is told why
+            return
         self.wfile.write(b"0\r\n\r\n")

@@ -5,6 +5,7 @@ import builtins
 from swerex import exceptions
 from swerex.exceptions import DeploymentStartupError, SwerexException
 
+from sandbox_k8s.answers import RexError
 from sandbox_k8s.errors import (
     AccessError,
     ConfigError,
@@ -14,7 +15,6 @@ from sandbox_k8s.errors import (
     SandboxNotFoundError,
     SandboxStartError,
 )
-from sandbox_k8s.transport import RexError
 
 
 class K8sError(SandboxError, SwerexException):

@@ -13,14 +13,15 @@ from swerex.runtime.config import RemoteRuntimeConfig
 from swerex.runtime.remote import RemoteRuntime
 from swerex.utils.log import get_logger
 
+from sandbox_k8s.answers import NoAnswerError
 from sandbox_k8s.errors import SandboxError, SandboxLostError
 from sandbox_k8s.sync_sandbox import SyncSandbox
-from sandbox_k8s.transport import NoAnswerError
 
 from .errors import as_swerex
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
+_DAY_S = 86400.0
 
 
 class K8sRemoteRuntime(RemoteRuntime):
@@ -28,8 +29,9 @@ class K8sRemoteRuntime(RemoteRuntime):
 
     Unlike the stock class it keeps its connections from call to call, over whichever path the back end
     found, and from event loop to event loop (one ``asyncio.run`` per call is fine). A request whose answer is
-    lost is asked for again and never carried out twice. The time-out of a command is the one that counts: no
-    300 s of the HTTP client (SWE-agent/SWE-ReX#268).
+    lost is asked for again and never carried out twice: a command that was cut off, or whose answer is gone,
+    raises `K8sError` (its cause is a `ResultLostError`), whatever its ``check`` says. The time-out of a
+    command is the one that counts: no 300 s of the HTTP client (SWE-agent/SWE-ReX#268).
 
     A sandbox that is gone raises `K8sLostError`, one that another worker owns `K8sFencedError`; what a
     command can cause raises SWE-ReX's own errors.
@@ -96,11 +98,15 @@ class K8sRemoteRuntime(RemoteRuntime):
         launcher = self.sandbox.sandbox.launcher
         request_id = self.sandbox.client.client.clock.new_id()
         work_s = _work_s(endpoint, body)
+        # An answer may be missed for as long as we wait for it, and then be asked for during the margin.
+        keep_s = (_DAY_S if work_s is None else work_s) + 2 * self._margin_s
         pause_s = _FIRST_PAUSE_S
         until_s = None
         while True:
             try:
-                return await launcher.call(f"/{endpoint}", body, work_s=work_s, request_id=request_id)
+                return await launcher.call(
+                    f"/{endpoint}", body, work_s=work_s, request_id=request_id, keep_s=keep_s
+                )
             except NoAnswerError as problem:
                 until_s = until_s or anyio.current_time() + self._margin_s
                 if anyio.current_time() + pause_s > until_s:

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from sandbox_k8s import bubblewrap
+from sandbox_k8s.checks import check_fields
 from sandbox_k8s.clock import Clock, SystemClock
 from sandbox_k8s.errors import BackendUnavailableError
 from sandbox_k8s.local import PYTHON_PREFIX
@@ -70,6 +71,10 @@ class FakeClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ("node-1",)
     allocatable: Mapping[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALLOCATABLE))
     images: Mapping[str, Path] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        check_fields(self)
 
 
 class FakeCluster:

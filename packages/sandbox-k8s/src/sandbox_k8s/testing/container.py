@@ -7,6 +7,7 @@ pods can use one port.
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from .logs import Log
 
 _ANYWHERE = "0.0.0.0"  # replaced, never listened on
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
 _NAMESPACES = (
@@ -110,10 +112,12 @@ async def start(
 
     It must not be cancelled, as a process would be left; it takes milliseconds.
     """
-    given = {one["name"]: one.get("value", "") for one in container.get("env", ())}
+    given: dict[str, str] = {}
+    for one in container.get("env", ()):
+        given[one["name"]] = _expanded(one.get("value", ""), given)
     env = {"PATH": _PATH, "HOME": "/root", "HOSTNAME": hostname, **given}
     words = [*container.get("command", ()), *container.get("args", ())]
-    words = [word.replace(_ANYWHERE, address) for word in words]
+    words = [_expanded(word, given).replace(_ANYWHERE, address) for word in words]
     reader, writer = os.pipe()
     try:
         argv = [*_bubblewrap(container, mounts, env, hostname), "--info-fd", str(writer), "--", *words]
@@ -132,6 +136,11 @@ async def start(
     return made
 
 
+def _expanded(text: str, known: Mapping[str, str]) -> str:
+    """As the kubelet does: ``$(NAME)`` of a known variable, and one dollar of two."""
+    return _REFERENCE.sub(lambda found: "$" if found[1] is None else known.get(found[1], found[0]), text)
+
+
 def _bubblewrap(
     container: Mapping[str, Any],
     mounts: Sequence[tuple[Path, str, bool]],
@@ -148,7 +157,8 @@ def _bubblewrap(
             argv += ["--symlink", str(path.readlink()), name]
         elif path.is_dir():
             argv += ["--ro-bind", name, name]
-    argv += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run", "--tmpfs", "/tmp", "--tmpfs", "/root"]
+    argv += ["--dev", "/dev", "--mqueue", "/dev/mqueue", "--proc", "/proc"]
+    argv += ["--tmpfs", "/run", "--tmpfs", "/tmp", "--tmpfs", "/root"]
     for source, target, writable in mounts:
         argv += ["--bind" if writable else "--ro-bind", str(source), target]
     workdir = container.get("workingDir", "/")

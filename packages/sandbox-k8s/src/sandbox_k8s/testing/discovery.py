@@ -1,11 +1,13 @@
 """What a client asks before it asks for anything: versions and the list of resources."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from .store import RESOURCES
 
 SERVER_VERSION = "v1.36.3"
 """Of the cluster whose behaviour was recorded."""
+_INFO = {"title": "Kubernetes", "version": SERVER_VERSION}
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _SUBRESOURCES = {
     "pods/eviction": ("Eviction", ["create"]),
@@ -27,7 +29,25 @@ def answer(path: str) -> dict[str, Any] | None:
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
     if path == "/api/v1":
         return {"kind": "APIResourceList", "groupVersion": "v1", "resources": _resources()}
+    if path == "/openapi/v3":
+        return {"paths": {"api/v1": {"serverRelativeURL": "/openapi/v3/api/v1"}}}
+    if path == "/openapi/v3/api/v1":
+        return {"openapi": "3.0.0", "info": _INFO, "paths": dict(_patches())}
     return None
+
+
+def _patches() -> Iterator[tuple[str, dict[str, Any]]]:
+    """That patches can be validated here: otherwise ``kubectl apply`` wants the schemas, to do it itself."""
+    for one in RESOURCES.values():
+        place = "/api/v1/namespaces/{namespace}/" if one.namespaced else "/api/v1/"
+        kind = {"group": "", "version": "v1", "kind": one.kind}
+        patch = {
+            "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
+            "responses": {},
+            "x-kubernetes-action": "patch",
+            "x-kubernetes-group-version-kind": kind,
+        }
+        yield f"{place}{one.plural}/{{name}}", {"patch": patch}
 
 
 def _resources() -> list[dict[str, Any]]:

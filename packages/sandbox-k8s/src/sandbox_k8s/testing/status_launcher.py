@@ -1,6 +1,7 @@
 """The launcher of a pod without a process: it answers what needs none, and says so of the rest.
 
-Who owns the sandbox and when its lease is over is decided by the real launcher's own rules.
+Who owns the sandbox, when its lease is over and what its log says is the real launcher's own `Ownership`,
+asked in the same order. As nothing runs here, a fence has nothing to end.
 """
 
 import asyncio
@@ -11,9 +12,10 @@ from typing import Any
 
 from aiohttp import web
 
+from sandbox_k8s.launcher.body import BadRequestError
 from sandbox_k8s.launcher.ownership import FencedError, LeaseOverError, NotOwnerError, Ownership
 from sandbox_k8s.launcher.routes import VERSION, failure
-from sandbox_k8s.launcher.web import EPOCH_HEADER, KEY_HEADER
+from sandbox_k8s.launcher.web import EPOCH_HEADER, KEY_HEADER, epoch_of
 
 from .store import Object
 
@@ -50,12 +52,12 @@ class StatusLauncher:
         key = request.headers.get(KEY_HEADER, "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), self._token_hash):
             return web.json_response({"error": "auth", "message": "Invalid API Key"}, status=401)
-        said = request.headers.get(EPOCH_HEADER, "")
-        epoch = int(said) if said.isdigit() else None
         body: dict[str, Any] = json.loads(await request.read() or b"{}")
         try:
-            answer = self._answer((request.method, path), epoch, body)
-        except (FencedError, NotOwnerError, LeaseOverError, KeyError) as problem:
+            epoch = epoch_of(request.headers.get(EPOCH_HEADER))
+            self._ownership.heard(epoch, _now_s())
+            answer = self._answer((request.method, path), epoch, body | dict(request.query))
+        except (FencedError, NotOwnerError, LeaseOverError, BadRequestError, KeyError) as problem:
             reply = failure(problem)
             return web.Response(body=reply.body, status=reply.status, content_type=reply.content_type)
         if answer is None:
@@ -71,15 +73,17 @@ class StatusLauncher:
         if asked == ("GET", "/sbx/info"):
             shown = {"version": VERSION, "pid": 1, "epoch": owner.epoch, "lease_left_s": owner.left_s(now_s)}
             return shown | {"shell": "", "sessions": {}, "running": 0}
+        if asked == ("GET", "/sbx/log"):
+            return {"now_s": now_s, "entries": owner.log.after(int(body.get("after", "0")))}
         if asked == ("POST", "/sbx/fence"):
             number, _ = owner.fence(body["epoch"], now_s)
             owner.fenced(number, body["epoch"], now_s)
             return {"epoch": owner.epoch}
         if asked == ("POST", "/sbx/lease"):
-            owner.must_own(epoch, now_s)
             if "lease_s" in body:
                 owner.change_lease(epoch, body["lease_s"], now_s)
-            owner.heard(epoch, now_s)
+            else:
+                owner.must_own(epoch, now_s)
             return {"epoch": owner.epoch, "lease_left_s": owner.left_s(now_s)}
         return None
 

@@ -6,7 +6,7 @@ words that a pod's specification needs.
 """
 
 from .build import build
-from .image import ImageArchive, write_archive
+from .image import ImageArchive, check_archive, write_archive
 from .layout import ToolsRecord, read_record
 from .pod import (
     CONTAINER_REQUIREMENTS,
@@ -22,6 +22,7 @@ __all__ = [
     "ImageArchive",
     "ToolsRecord",
     "build",
+    "check_archive",
     "container_environment",
     "install_command",
     "launcher_command",

@@ -6,10 +6,13 @@ The format is the OCI image layout (https://github.com/opencontainers/image-spec
 file, which ``ctr images import``, ``docker load``, ``podman load`` and ``skopeo copy oci-archive:`` read.
 """
 
+import errno
 import gzip
 import hashlib
 import io
 import json
+import os
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,10 @@ _CONFIG = "application/vnd.oci.image.config.v1+json"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _INDEX = "application/vnd.oci.image.index.v1+json"
 _COMPRESSION = 6
+_WORD = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(
+    rf"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?{_WORD}(?:/{_WORD})*:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}}"
+)
 _NOBODY = "65534:65534"
 
 
@@ -49,6 +56,28 @@ def default_name(record: layout.ToolsRecord) -> str:
     return f"localhost/sandbox-k8s-tools:{record.release}-{record.architecture}"
 
 
+def check_archive(path: Path, name: str | None) -> None:
+    """Refuse what `write_archive` could not write, before there is a tree.
+
+    Args:
+        path: Of the archive.
+        name: ``REPOSITORY:TAG``; None is `default_name`.
+
+    Raises:
+        ConfigError: The name is none of an image, or there can be no file of that path.
+    """
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is no image name: REPOSITORY:TAG, for example registry.example.com/tools:1, the "
+            "repository in small letters"
+        )
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"{path.parent} is no folder"
+        raise ConfigError(f"the archive {path} cannot be written: {why}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"the archive {path} cannot be written: {os.strerror(errno.EACCES)}")
+
+
 def write_archive(tree: Path, path: Path, *, name: str | None = None) -> ImageArchive:
     """Write the image of a tree; the same tree gives the same bytes.
 
@@ -58,8 +87,9 @@ def write_archive(tree: Path, path: Path, *, name: str | None = None) -> ImageAr
         name: ``REPOSITORY:TAG`` that it is imported under; None is `default_name`.
 
     Raises:
-        ConfigError: There is no tree, or the archive cannot be written.
+        ConfigError: There is no tree, the name is none of an image, or the archive cannot be written.
     """
+    check_archive(path, name)
     record = layout.read_record(tree)
     config = {
         # A number, so that `runAsNonRoot` can be checked.

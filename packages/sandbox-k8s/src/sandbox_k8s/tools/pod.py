@@ -30,7 +30,12 @@ def container_environment(env: Mapping[str, str]) -> list[dict[str, str]]:
     """
     kept = {name: value for name, value in env.items() if not _is_of_the_loader(name)}
     kept |= dict.fromkeys(_FORCED_ON_THE_LOADER, "")
-    return [{"name": name, "value": value} for name, value in sorted(kept.items())]
+    return [{"name": name, "value": _as_it_is(value)} for name, value in sorted(kept.items())]
+
+
+def _as_it_is(value: str) -> str:
+    """Kubernetes replaces ``$(NAME)`` in a pod's variables and words, and makes one dollar of two."""
+    return value.replace("$", "$$")
 
 
 def node_requirements(tree: Path | layout.ToolsRecord) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def tree_command(mount: PurePosixPath | str) -> list[str]:
 
 def install_command(target: PurePosixPath | str) -> list[str]:
     """The command of an init container of the tools image that copies the tree to ``target``."""
-    return [*tree_command(layout.IMAGE_TREE), "install", str(target)]
+    return [_as_it_is(word) for word in (*tree_command(layout.IMAGE_TREE), "install", str(target))]
 
 
 def pip_install_command(target: PurePosixPath | str, requirement: str | None) -> list[str]:
@@ -72,7 +77,9 @@ def pip_install_command(target: PurePosixPath | str, requirement: str | None) ->
     """
     pip = ["python3", "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     wanted = requirement or f"sandbox-k8s=={version('sandbox-k8s')}"
-    return [*pip, "--no-cache-dir", "--no-deps", "--target", str(target), wanted]
+    return [
+        _as_it_is(word) for word in (*pip, "--no-cache-dir", "--no-deps", "--target", str(target), wanted)
+    ]
 
 
 def pip_command(mount: PurePosixPath | str) -> list[str]:
@@ -111,10 +118,10 @@ def launcher_command(
     words = ["pod", "--listen", listen, "--state", str(state), "--token-hash", token_hash]
     words += ["--lease", f"{lease_s:g}", "--sandbox-id", sandbox_id]
     for name, value in sorted(env.items()):
-        if _is_of_the_loader(name):
+        if _is_of_the_loader(name) or name == "HOME":  # a home that was asked for is not replaced
             words += ["--env", f"{name}={value}"]
     if workdir is not None:
         words += ["--workdir", str(workdir)]
     if memory_bytes is not None:
         words += ["--memory-bytes", str(memory_bytes)]
-    return [*(pip_command(mount) if pip else tree_command(mount)), *words]
+    return [_as_it_is(word) for word in (*(pip_command(mount) if pip else tree_command(mount)), *words)]
