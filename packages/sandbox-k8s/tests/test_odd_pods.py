@@ -1,6 +1,7 @@
 """Pods, configurations and answers that no test of the straight way meets."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from sandbox_k8s import ConfigError, SandboxClient, SandboxLostError, SandboxSpec, SandboxStartError
@@ -111,14 +111,18 @@ async def test_when_no_way_leads_to_launchers_starts_do_not_wait_for_each_other(
 
 
 def test_certificates_and_files_that_are_none_are_named(cluster: FakeCluster, tmp_path: Path) -> None:
-    known = yaml.safe_load(cluster.kubeconfig.read_text())
-    known["clusters"][0]["cluster"] = {
-        "server": "https://127.0.0.1:1",
-        "certificate-authority-data": "aGVsbG8=",
+    server = {"server": "https://127.0.0.1:1", "certificate-authority-data": "aGVsbG8="}
+    known = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": server}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
     }
     broken = tmp_path / "broken"
     for text, match in (
-        (yaml.safe_dump(known), "certificates of .*broken cannot be used"),
+        (json.dumps(known), "certificates of .*broken cannot be used"),
         ("a: [b\n", "broken (cannot be used|is no kubeconfig)"),
         ("just text", "broken (cannot be used|is no kubeconfig)"),
     ):

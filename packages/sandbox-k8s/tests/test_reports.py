@@ -281,6 +281,7 @@ async def test_nothing_limits_how_many_requests_are_under_way(tmp_path: Path) ->
 
     Here a server answers nobody until all have asked.
     """
+    pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
     many, asked, everybody = 110, 0, anyio.Event()
 
     async def hold(request: web.Request) -> web.Response:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -525,8 +526,11 @@ def test_a_forgotten_deployment_warns_and_ends_its_sandbox(local: LocalConfig, s
 
 
 def forget(held: list[K8sDeployment]) -> None:
+    gone = weakref.ref(held[0])
     held.clear()
     gc.collect()
+    # The client's thread may be at the end of the call that started it, and hold it, too.
+    wait_until(lambda: gone() is None)
 
 
 def test_a_forgotten_deployment_ends_its_sandbox_also_where_warnings_are_errors(
