@@ -18,8 +18,8 @@ from sandbox_k8s.tools import libraries, stdlib
 
 LOAD = os.environ.get("SANDBOX_K8S_LOAD_IMAGE", "")
 PROGRAMS = """bash sh basename cat chmod cp cut date dd dirname env find git grep head id kill ln ls
-    mkdir mkfifo mv od pkill printf ps pwd readlink rm sed seq setsid sha256sum sleep sort stat tail
-    touch tr true wc"""
+    mkdir mkfifo mv od pkill printf prlimit ps pwd readlink renice rm sed seq setsid sha256sum sleep sort
+    stat tail touch tr true wc"""
 
 
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

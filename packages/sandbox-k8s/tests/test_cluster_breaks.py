@@ -269,6 +269,10 @@ async def test_a_cordoned_node_is_waited_for_and_then_given_up(cluster: Kubernet
         async def cordon(closed: bool) -> None:
             for name in names:
                 await ask(client, "PATCH", f"api/v1/nodes/{name}", {"spec": {"unschedulable": closed}})
+                while closed:  # until the control plane has heard of it: the scheduler has its own view
+                    spec = (await ask(client, "GET", f"api/v1/nodes/{name}"))["spec"]
+                    if any(one["key"].endswith("/unschedulable") for one in spec.get("taints") or ()):
+                        break
 
         started: list[Sandbox] = []
 

@@ -169,6 +169,18 @@ async def test_one_image_of_a_pod_says_nothing_of_the_other() -> None:
     assert (found.state, found.failure) == ("starting", None)
 
 
+@pytest.mark.parametrize(("field", "there"), [("initContainers{tools}", False), ("containers{two}", True)])
+async def test_the_tools_that_were_pulled_are_not_the_image(field: str, there: bool) -> None:
+    """With init-copy each pod pulls the tools first, and that event counted for every image of it."""
+    creating = {"waiting": {"reason": "PodInitializing"}}
+    followed = two_images({"state": dict(creating)}, {"state": dict(creating)})
+    involved = {"kind": "Pod", "name": "p", "uid": "u", "fieldPath": f"spec.{field}"}
+    followed.hear(
+        {"metadata": {"uid": "e"}, "reason": "Pulled", "type": "Normal", "involvedObject": involved}
+    )
+    assert (of_container(followed, "two") is None) is there
+
+
 async def test_one_machine_has_no_images(root: Path) -> None:
     async with SandboxClient.local(LocalConfig(root=root, isolation="process")) as client:
         with pytest.raises(ConfigError, match="no images"):

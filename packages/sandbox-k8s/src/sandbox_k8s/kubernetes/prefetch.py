@@ -217,7 +217,8 @@ def of_container(followed: FollowedPod, name: str) -> Diagnosis | None:
     if any(one.get("imageID") or _came_to_run(one["state"]) for one in own):
         return None
     events = [one for one in followed.events if _concerns(one, name)]
-    if any(one["reason"] == "Pulled" and one["involvedObject"].get("fieldPath") for one in events):
+    its_own = f"spec.containers{{{name}}}"  # not an init container's, which brings the tools
+    if any(one["reason"] == "Pulled" and one["involvedObject"].get("fieldPath") == its_own for one in events):
         return None
     containers = [one for one in pod["spec"]["containers"] if one["name"] == name]
     view = {
