@@ -73,10 +73,10 @@ async def marked(client: SandboxClient, place: str) -> Sandbox:
 
 async def listing(sandbox: Sandbox) -> bytes:
     shown = await sandbox.execute(
-        "cd repo && find . ~ /tmp -not -path './.git' -not -path './.git/index' -printf '%p %t %m\\n'"
+        "cd repo && find . ~ /tmp -xdev -not -path './.git' -not -path './.git/index' -printf '%p %t %m\\n'"
         " | sort; git diff-files --quiet; echo $?; git diff-index --quiet HEAD; echo $?"
         "; git status --porcelain && git log --all --oneline && git stash list && git config --list"
-        " && find . ~ /tmp -not -path './.git/*' | sort && find . -type f -not -path './.git/*'"
+        " && find . ~ /tmp -xdev -not -path './.git/*' | sort && find . -type f -not -path './.git/*'"
         " -exec sha256sum {} + | sort && stat -c '%a %n' src run src/a.py build && cat ~/.profile-of-mine"
     )
     assert shown.exit_code == 0, shown
