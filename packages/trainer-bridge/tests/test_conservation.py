@@ -394,4 +394,4 @@ def test_every_rollout_is_in_one_place() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_rollout_is_in_one_place_in_long_runs() -> None:
-    run(Conservation, max_examples=300, stateful_step_count=80)
+    run(Conservation, max_examples=80, stateful_step_count=60)
