@@ -15,7 +15,7 @@ from trainer_bridge.codec import Frames
 from trainer_bridge.errors import ErrorCode, ProtocolError
 from trainer_bridge.head import encode_head
 from trainer_bridge.messages import Bundle
-from trainer_bridge.payload import Buffer, aligned, gap_before
+from trainer_bridge.payload import Buffer, aligned, lay_together
 from trainer_bridge.wire_types import BUNDLE_MESSAGES
 
 FEATURE = "bundle"
@@ -93,14 +93,8 @@ class Bundler:
 
 def join(messages: Sequence[Frames], pool: BlockPool) -> tuple[bytes, Buffer]:
     """The two frames of a bundle; the payloads are copied."""
-    pieces: list[Buffer] = []
-    at = 0
-    for _, payload in messages:
-        if gap := gap_before(at):
-            pieces.append(gap)
-        pieces.append(payload)
-        at += len(gap) + len(payload)
-    return _head_of(messages), pool.join(pieces, at) if at >= pool.smallest else b"".join(pieces)
+    body, _ = lay_together([([payload], len(payload)) for _, payload in messages], pool)
+    return _head_of(messages), body
 
 
 def split(bundle: Bundle, frames: Sequence[Buffer]) -> Iterator[tuple[bytes, Buffer]]:

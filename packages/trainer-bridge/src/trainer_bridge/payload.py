@@ -93,11 +93,6 @@ def aligned(at: int) -> int:
     return (at + ALIGNMENT - 1) & -ALIGNMENT
 
 
-def gap_before(at: int) -> bytes:
-    """The zeros from a place to the next one where something may begin."""
-    return _GAPS[-at % ALIGNMENT]
-
-
 def lay_out(arrays: Iterable[tuple[str, Array | Bfloat16]]) -> Layout:
     """Where arrays will stand in a payload; nothing is copied but what is not as the wire wants it.
 
@@ -142,21 +137,36 @@ def write(layouts: Sequence[Layout], pool: BlockPool | None = None) -> list[Buff
 
 def _write_run(layouts: Sequence[Layout], pool: BlockPool | None) -> list[Buffer]:
     """Payloads in one piece of memory."""
-    pieces: list[Buffer] = []
-    spans: list[tuple[int, int]] = []
-    at = 0
-    for layout in layouts:
-        start = aligned(at)
-        if start != at:
-            pieces.append(_GAPS[start - at])
-        pieces += layout.pieces
-        at = start + layout.nbytes
-        spans.append((start, at))
-    whole: Buffer = b"".join(pieces) if pool is None or at < pool.smallest else pool.join(pieces, at)
+    whole, spans = lay_together([(layout.pieces, layout.nbytes) for layout in layouts], pool)
     if len(layouts) == 1:
         return [whole]
     view = memoryview(whole)
     return [view[start:end] for start, end in spans]
+
+
+def lay_together(
+    payloads: Sequence[tuple[Sequence[Buffer], int]], pool: BlockPool | None
+) -> tuple[Buffer, list[tuple[int, int]]]:
+    """Copy payloads into one piece of memory, each to the next place where one may begin; gaps are zero.
+
+    Args:
+        payloads: each as its pieces, and their bytes together.
+        pool: where the memory comes from. None: allocated.
+
+    Returns:
+        The memory, and where each payload begins and ends in it.
+    """
+    pieces: list[Buffer] = []
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for parts, nbytes in payloads:
+        start = aligned(at)
+        if start != at:
+            pieces.append(_GAPS[start - at])
+        pieces += parts
+        at = start + nbytes
+        spans.append((start, at))
+    return b"".join(pieces) if pool is None or at < pool.smallest else pool.join(pieces, at), spans
 
 
 def pack(

@@ -1,7 +1,5 @@
 """Ways into a pod through the API server: which there are, and when they are closed."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +12,7 @@ from .placed import launcher_of, process_of
 from .process_pod import ProcessPod
 from .server import Stream
 from .store import Object
+from .streaming import streamed
 
 _LOST = "error dialing backend: dial tcp 192.0.2.2:10250: connect: connection refused"
 
@@ -51,7 +50,7 @@ class Doors:
             tail=None if tail is None else int(tail),
             timestamps=_is_true(query.get("timestamps", "")),
         )
-        return await _text(request, lines)
+        return await streamed(request, lines, "text/plain")
 
     async def execute(self, request: web.Request, path: Path, pod: Object) -> web.StreamResponse:
         """Run a command beside the container's own."""
@@ -129,14 +128,3 @@ def _check_container(pod: Object, name: str) -> None:
 
 def _is_true(text: str) -> bool:
     return text.lower() in ("1", "true")
-
-
-async def _text(request: web.Request, lines: AsyncGenerator[bytes]) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-    response.enable_chunked_encoding()
-    await response.prepare(request)
-    async with aclosing(lines):
-        async for line in lines:
-            await response.write(line)
-    await response.write_eof()
-    return response

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -21,6 +20,7 @@ from .objects import Objects, Target
 from .rights import REVIEW_PATH, Rights, empty_list
 from .selectors import matcher
 from .store import RESOURCES, Object
+from .streaming import streamed
 from .watches import watched
 
 MOST_BODY_BYTES = 3_145_728
@@ -107,7 +107,7 @@ class ApiServer:
         selected = matcher(target.plural, query.get("labelSelector", ""), query.get("fieldSelector", ""))
         if request.method == "GET" and _is_watch(query):
             lines = watched(self._store, target.plural, namespace, query, selected)
-            return await _chunked(request, lines)
+            return await streamed(request, lines, "application/json")
         if request.method == "GET":
             await self._wait_for_version(query)
             return web.json_response(listed(self._store, target.plural, namespace, query, selected))
@@ -191,17 +191,6 @@ async def _read(request: web.Request) -> bytes:
             message = f"Request entity too large: limit is {MOST_BODY_BYTES}"
             raise RefusalError(413, "RequestEntityTooLarge", message)
     return bytes(data)
-
-
-async def _chunked(request: web.Request, lines: AsyncGenerator[bytes]) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    response.enable_chunked_encoding()
-    await response.prepare(request)
-    async with aclosing(lines):
-        async for line in lines:
-            await response.write(line)
-    await response.write_eof()
-    return response
 
 
 def _is_watch(query: Mapping[str, str]) -> bool:
