@@ -134,11 +134,14 @@ async def test_many_starts_that_are_cancelled_leave_nothing(
 
 
 async def test_a_loop_that_is_held_up_while_starts_are_under_way_is_seen(client: SandboxClient) -> None:
+    never_up = SandboxSpec(labels={"sim.fault": "stalled-pull"})
     async with client, anyio.create_task_group() as tasks:
-        tasks.start_soon(client.start)
+        tasks.start_soon(client.start, never_up)
         while not client.stats.starts_in_flight:
             await anyio.lowlevel.checkpoint()
-        await anyio.sleep(0.03)
         threading.Event().wait(0.25)
-    assert client.stats.loop_stall_s > 0.2
+        with anyio.fail_after(20):
+            while client.stats.loop_stall_s < 0.2:
+                await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
     assert client.stats.loop_stall_cpu_s < 0.2  # it waited, and did not compute
