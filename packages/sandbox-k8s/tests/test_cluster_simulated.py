@@ -92,6 +92,7 @@ async def test_many_cost_three_requests_each_at_most_and_share_two_watches(
     ready: list[FollowedPod] = []
     most_at_once = 0
     ends = anyio.CapacityLimiter(100)
+    opened_s = anyio.current_time()
     async with simulated.opened():
 
         async def live() -> None:
@@ -115,14 +116,16 @@ async def test_many_cost_three_requests_each_at_most_and_share_two_watches(
             for followed in ready:
                 tasks.start_soon(end, followed)
         took_s = anyio.current_time() - begun_s
+        open_s = anyio.current_time() - opened_s
     requests = simulated.api.requests
     logging.getLogger("test").info("%.1f s up, %.1f s in all, %d requests, %s", up_s, took_s, requests, stats)
     assert len(ready) == SIMULATED
     assert most_at_once > simulated.config.start_concurrency or stats.start_slowdowns
-    assert requests < 3 * SIMULATED
+    # A server with too much to do has some of them sent again, with a look whether it did the first.
+    assert requests - 2 * stats.api_repeats < 3 * SIMULATED, stats
     # One for pods and one for events; each lasts its time, and is then opened again.
-    assert stats.watch_failures == 0
-    assert stats.watches <= 2 * (1 + took_s // simulated.config.watch_s)
+    opened = stats.watches - stats.watch_failures
+    assert opened <= 2 * (1 + open_s // simulated.config.watch_s), (open_s, stats)
 
 
 @pytest.fixture

@@ -179,7 +179,10 @@ async def test_429_is_tried_again_after_the_time_that_the_server_names(server: S
     """Flow control answers in plain text, not with a Status."""
     busy = answer(429, b"Too many requests, please try again later.\n", Retry_After="0")
     server.pods += [busy, answer(503, b""), answer(200, pod())]
+    repeats: list[str] = []
+    api.on_repeat = lambda: repeats.append("again")
     assert (await api.get("p"))["metadata"]["uid"] == "u"
+    assert len(repeats) == 2
     assert server.asked == ["GET pods/p"] * 3
 
 

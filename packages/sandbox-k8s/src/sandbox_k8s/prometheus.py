@@ -33,6 +33,9 @@ _KNOWN: Mapping[str, _Series] = {
     "lists": _Series("lists_total", "counter", "Lists of the run's pods and of where events begin."),
     "watches": _Series("watches_total", "counter", "Watches that were opened."),
     "watch_failures": _Series("watch_failures_total", "counter", "Watches that could not be opened at once."),
+    "api_repeats": _Series(
+        "api_repeats_total", "counter", "Requests to the API server that were sent again."
+    ),
     "credential_failures": _Series("credential_failures_total", "counter", "Failed reads of credentials."),
     "task_faults": _Series("task_faults_total", "counter", "Unforeseen errors of the client's own tasks."),
     "start_limit": _Series("start_limit", "gauge", "Starts that may be under way at once."),

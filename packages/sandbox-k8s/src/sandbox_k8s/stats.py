@@ -21,6 +21,8 @@ class ClientStats(msgspec.Struct, kw_only=True):
         lists: Times that all pods of a run, or where events begin, were asked for.
         watches: Watches that were opened, also to go on with one that ended.
         watch_failures: Watches that could not be opened at once, or whose version expired as soon as listed.
+        api_repeats: Requests to the API server that were sent again after no answer, "too many requests" or
+            the server's own trouble.
         credential_failures: Times that the credentials could not be read; the last ones are used on.
         task_faults: Unforeseen errors in tasks of the client itself, which went on.
         stop_failures: Sandboxes whose end was not confirmed; their keepers or their leases end them.
@@ -56,6 +58,7 @@ class ClientStats(msgspec.Struct, kw_only=True):
     lists: int = 0
     watches: int = 0
     watch_failures: int = 0
+    api_repeats: int = 0
     credential_failures: int = 0
     task_faults: int = 0
     start_limit: int = 0

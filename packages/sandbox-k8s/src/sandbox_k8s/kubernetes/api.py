@@ -81,12 +81,14 @@ class PodApi:
     Attributes:
         requests: How many were sent.
         on_create: Told of each try to create something: the seconds that it took, and how it was refused.
+        on_repeat: Told each time that a request is tried again.
     """
 
     def __init__(self, access: ApiAccess, config: KubernetesConfig, clock: Clock) -> None:
         self.access = access
         self.requests = 0
         self.on_create: Callable[[float, ClusterError | None], None] | None = None
+        self.on_repeat: Callable[[], None] | None = None
         self._base = f"api/v1/namespaces/{config.namespace}"
         self._pods = f"{self._base}/pods"
         self._clock = clock
@@ -284,6 +286,8 @@ class PodApi:
             self._impatient = True
             text = "%s; it asks to wait %.0f s and is asked again in %.0f s (see api_patience_s)"
             _log.log(level, text, problem, asked_s, left_s)
+        if self.on_repeat is not None:
+            self.on_repeat()
         await anyio.sleep(min(wait_s, left_s))
 
     async def _once(self, request: Request, what: str) -> dict[str, Any]:

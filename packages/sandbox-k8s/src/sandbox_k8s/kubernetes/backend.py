@@ -77,6 +77,7 @@ class KubernetesBackend:
         self._forwards = forwards
         self._gate = StartGate(self.config, self._stats)
         self.api.on_create = self._gate.heard
+        self.api.on_repeat = self._repeated
         async with AsyncExitStack() as open_ones:
             open_ones.callback(self.api.close)
             await open_ones.enter_async_context(streams.opened())
@@ -94,6 +95,9 @@ class KubernetesBackend:
             finally:
                 tasks.cancel_scope.cancel()
                 watching.cancel()
+
+    def _repeated(self) -> None:
+        self._stats.api_repeats += 1
 
     async def _watch_in(self, scope: anyio.CancelScope) -> None:
         with scope:
