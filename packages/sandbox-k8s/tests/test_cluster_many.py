@@ -111,7 +111,7 @@ async def test_the_launcher_out_of_memory_is_the_tasks_fault_and_no_result(clust
     config = msgspec.structs.replace(cluster, memory_bytes=56 << 20)
     async with SandboxClient.kubernetes(config) as client:
         sandbox = await client.start()
-        await sandbox.execute("sleep 2.5")  # what dies younger ran out of memory at its start
+        await sandbox.execute("sleep 3.5")  # what dies younger, in whole seconds, did so at its start
         for number in range(20):
             words = f"dd if=/dev/zero of=/dev/shm/{number} bs=1M count=50; sleep 0.2"
             end = await end_of(sandbox, words)
