@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,10 @@ from sandbox_k8s.tools.layout import this_architecture
 
 from .images import LOAD, load_image, machine_layer, once, python_files, shared_folder
 from .runs import KUBECONFIG, ClusterImages, client_of, cluster_config, fake_config, pods_of
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Under nohup, and in the background of a script: no shell that a test starts could be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WHY_NO_BUBBLEWRAP = bubblewrap.why_unusable(PYTHON_PREFIX)
 

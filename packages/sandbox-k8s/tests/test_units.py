@@ -3,7 +3,9 @@
 import hashlib
 import io
 import socket
+import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,6 @@ from hypothesis import strategies as st
 from sandbox_k8s.launcher import multipart
 from sandbox_k8s.launcher.body import BadRequestError, Body
 from sandbox_k8s.launcher.box import Box, BoxSettings
-from sandbox_k8s.launcher.children import Children
 from sandbox_k8s.launcher.clock import monotonic_s
 from sandbox_k8s.launcher.output import Capture
 from sandbox_k8s.launcher.ownership import Ownership
@@ -118,21 +119,38 @@ def test_a_body_that_ends_early_is_an_error() -> None:
             body.read()
 
 
-def test_an_exit_status_is_read_once_and_never_guessed() -> None:
+@pytest.mark.parametrize("orphans", [False, True])
+def test_an_exit_status_is_read_once_and_never_guessed(
+    script: Callable[..., subprocess.Popen[str]], orphans: bool
+) -> None:
     """Two waiters on one process steal each other's status, and subprocess then reports 0."""
-    children = Children()
-    waiting = threading.Semaphore(0)
-    options = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin"}, "stdin": -3, "stdout": -3, "stderr": -3}
-    started = [
-        children.start(["sh", "-c", f"exit {number}"], on_exit=waiting.release, **options)
-        for number in range(40)
-    ]
-    for _ in started:
-        assert waiting.acquire(timeout=10)
-    assert [child.returncode for child in started] == list(range(40))
-    with pytest.raises(FileNotFoundError):
-        children.start(["no-such-program"], on_exit=waiting.release, **options)
-    assert children.alive() == []
+    out, err = script(STATUSES, str(int(orphans))).communicate(timeout=50)
+    assert out.splitlines() == [str(list(range(40))), "FileNotFoundError", "[]", "7"], err
+
+
+STATUSES = """
+import subprocess, sys, threading
+from sandbox_k8s.launcher.children import Children
+
+orphans = sys.argv[1] == "1"
+children = Children(orphans=orphans)
+waiting = threading.Semaphore(0)
+options = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin"}, "stdin": -3, "stdout": -3, "stderr": -3}
+started = [
+    children.start(["sh", "-c", f"exit {number}"], on_exit=waiting.release, **options)
+    for number in range(40)
+]
+for _ in started:
+    assert waiting.acquire(timeout=10)
+print([child.returncode for child in started])
+try:
+    children.start(["no-such-program"], on_exit=waiting.release, **options)
+except FileNotFoundError as missing:
+    print(type(missing).__name__)
+print(children.alive())
+# Of a process that is somebody else's, where others have some.
+print(7 if orphans else subprocess.run(["sh", "-c", "sleep 0.1; exit 7"]).returncode, flush=True)
+"""
 
 
 def test_a_lease_tells_its_changes_and_ends(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class BoxSettings:
     memory_bytes: int | None = None
     epoch_file: Path | None = None
     """Where `Box` keeps the epoch; None for nowhere."""
+    orphans: bool = False
+    """Whether this process is there for the box alone, and reaps whatever falls to it."""
 
 
 class Box(Tenure):
@@ -58,7 +60,7 @@ class Box(Tenure):
     ) -> None:
         super().__init__(ownership, told=told, keep=keep)
         self.settings = settings
-        self.children = Children()
+        self.children = Children(orphans=settings.orphans)
         self.clean: CleanState | None = None
         self._sessions: dict[str, Shell] = {}
 

@@ -3,7 +3,7 @@
 The launcher is process 1 of its sandbox (under bubblewrap), so it inherits every orphan and must reap those
 too. ``Popen.wait`` in one thread and ``waitpid(-1)`` in another would steal each other's statuses, after
 which ``Popen`` reports 0. One thread therefore looks (``WNOWAIT``), and asks the owner of that pid to collect
-it.
+it. In a process that has children of others too, nobody may do so: a thread then waits for each child.
 """
 
 import os
@@ -38,13 +38,18 @@ class Child:
 
 
 class Children:
-    """Starts children and reaps them and any orphan that falls to this process."""
+    """Starts children and reaps them.
 
-    def __init__(self) -> None:
+    Args:
+        orphans: Whether to reap also any orphan that falls to this process, and so every child of it.
+    """
+
+    def __init__(self, *, orphans: bool = False) -> None:
         self._lock = threading.Lock()
         self._known: dict[int, Child] = {}
         self._started = threading.Event()
-        if sys.platform == "linux":
+        self._orphans = orphans and sys.platform == "linux"
+        if self._orphans:
             threading.Thread(target=self._reap, name="reaper", daemon=True).start()
 
     def start(
@@ -79,16 +84,21 @@ class Children:
             )
             child = Child(popen, on_exit)
             self._known[child.pid] = child
-        if sys.platform == "linux":
+        if self._orphans:
             self._started.set()
         else:
-            threading.Thread(target=child.collect, name=f"wait-{child.pid}", daemon=True).start()
+            threading.Thread(target=self._wait, args=(child,), name=f"wait-{child.pid}", daemon=True).start()
         return child
 
     def alive(self) -> list[Child]:
         """The children that have not ended."""
         with self._lock:
             return [child for child in self._known.values() if not child.exited.is_set()]
+
+    def _wait(self, child: Child) -> None:
+        child.collect()
+        with self._lock:
+            self._known.pop(child.pid, None)
 
     def _reap(self) -> None:
         if sys.platform != "linux":

@@ -245,7 +245,9 @@ def main(arguments: list[str]) -> int:
     listener = _listener(options.listen)
     kept = _KeptEpoch(options.state)
     box = Box(
-        BoxSettings(env, workdir, folder, options.memory_bytes, epoch_file=options.state / "epoch"),
+        BoxSettings(
+            env, workdir, folder, options.memory_bytes, epoch_file=options.state / "epoch", orphans=True
+        ),
         Ownership(options.lease, monotonic_s(), epoch=kept.read()),
         keep=kept.write,
     )

@@ -97,7 +97,9 @@ def main(arguments: list[str]) -> int:
     _make_workdir(settings["workdir"])
     listener = socket.socket(fileno=options.listen_fd)
     box = Box(
-        BoxSettings(settings["env"], settings["workdir"], options.pipes, settings["memory_bytes"]),
+        BoxSettings(
+            settings["env"], settings["workdir"], options.pipes, settings["memory_bytes"], orphans=True
+        ),
         Ownership(settings["lease_s"], monotonic_s()),
         told=lambda left_s: channel.send({"lease_left_s": left_s}),
     )
