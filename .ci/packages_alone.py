@@ -31,7 +31,7 @@ PACKAGES = (
     Package("token-tracking", "cli", (*HEAVY, "tokenizers", "jinja2", "transformers", "zmq")),
     Package("sandbox-k8s", "swerex,cli", (*HEAVY, "zmq", "tokenizers", "numpy")),
     Package("trainer-bridge", "cli", (*HEAVY, "tokenizers", "jinja2", "transformers", "aiohttp", "rich")),
-    Package("agent-flow", "quickstart", (*HEAVY, "zmq", "aiohttp", "sandbox_k8s", "trainer_bridge")),
+    Package("agent-flow", "quickstart,engines", (*HEAVY, "zmq", "aiohttp", "sandbox_k8s", "trainer_bridge")),
 )
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from agent_flow.environments.local import LocalEnvironments
 from agent_flow.errors import EnvError, GraderError
 from agent_flow.engines.replay import ReplayEngine
-from agent_flow.graders.command import CommandRuntime
+from agent_flow.runtimes.command import CommandRuntime
 from token_tracking import GenerationRecord
 import numpy as np
 
@@ -24,11 +24,11 @@ class Flaky(LocalEnvironments):
     failures = 1
 
     @asynccontextmanager
-    async def open(self, repository):
+    async def open(self, spec):
         if self.failures:
             self.failures -= 1
             raise EnvError("start", "no sandbox today", retryable=True)
-        async with super().open(repository) as environment:
+        async with super().open(spec) as environment:
             yield environment
 
 
@@ -38,7 +38,7 @@ class Never(Flaky):
 
 class Broken(Never):
     @asynccontextmanager
-    async def open(self, repository):
+    async def open(self, spec):
         raise KeyError("a fault of ours")
         yield
 
@@ -50,7 +50,7 @@ class Unreadable(CommandRuntime):
 
 class BadRecord(ReplayEngine):
     async def generate(self, request):
-        return GenerationRecord(
+        return (GenerationRecord(
             prompt_ids=request.prompt_ids,
             output_ids=np.array([1, 2], dtype=np.int32),
             logprobs=np.array([0.5, -0.1], dtype=np.float32),
@@ -58,7 +58,7 @@ class BadRecord(ReplayEngine):
             stop_id=None,
             weight_version=0,
             logprob_kind="raw",
-        )
+        ),)
 
 
 class Down(CommandRuntime):
@@ -116,7 +116,8 @@ def test_sandboxes_that_never_come_up_are_counted_drops_without_a_reward(run):
     code, events, _ = run(environment("Never"))
     assert code == 1
     summary = events[-1]
-    assert summary["dropped"] == {"environment/start": 2}
+    assert summary["dropped"] == {"environment/start": 4}, "each was refilled once"
+    assert summary["started"] == 4
     assert summary["rewards"] == {"weightcache-31": None, "ratekeeper-40": None}
     assert summary["delivered"] == summary["samples"] == 0
     assert ledger_of(events).balanced
@@ -147,7 +148,7 @@ def test_a_verdict_that_cannot_be_read_is_evidence_out_of_loss_and_baseline(run)
 def test_a_grader_that_is_down_is_a_counted_drop(run):
     code, events, _ = run(runtime("Down"))
     assert code == 1
-    assert events[-1]["dropped"] == {"grader/judge_down": 1}
+    assert events[-1]["dropped"] == {"grader/judge_down": 2}, "and it was refilled once"
     assert events[-1]["rewards"]["weightcache-31"] is None
 
 
@@ -179,10 +180,12 @@ def test_rollouts_of_one_task_are_one_group(run):
     assert events[-1]["rewards"] == {"weightcache-31": 1.0, "ratekeeper-40": 0.0}
 
 
-def test_a_rollout_that_takes_too_long_is_a_counted_drop(run):
-    code, events, _ = run(("[worker]", "[worker]\nrollout_timeout_s = 0.05"))
+@pytest.mark.parametrize(("stage", "tasks"), [("generate", 2), ("reward", 1)])
+def test_a_stage_that_takes_too_long_is_a_counted_drop(run, stage, tasks):
+    code, events, _ = run(("[worker]", f"[worker]\n{stage}_timeout_s = 0.05"))
     assert code == 1
-    assert events[-1]["dropped"] == {"flow/timeout": 2}
+    assert events[-1]["dropped"] == {f"flow/{stage}_timeout": tasks}
+    assert f"worker.{stage}_timeout_s = 0.05 s" in str(events)
 
 
 def test_a_test_command_that_does_not_exist_is_told_and_no_reward(run):
@@ -195,7 +198,7 @@ def test_a_test_command_that_does_not_exist_is_told_and_no_reward(run):
 def test_an_engine_whose_answer_cannot_be_true_is_the_engines_fault(run):
     code, events, _ = run(('provider = "replay"', 'provider = "failing_providers:BadRecord"'))
     assert code == 1
-    assert events[-1]["dropped"] == {"engine/record": 2}
+    assert events[-1]["dropped"] == {"engine/record": 4}
 
 
 def replace_turns(*turns):

@@ -11,8 +11,9 @@ from agent_flow.config import load_config
 from agent_flow.environments.patch import capture_patch
 from agent_flow.environments.repository import build_repository, git
 from agent_flow.errors import GraderError, PatchApplyError
-from agent_flow.protocols import ProviderContext
+from agent_flow.protocols import EnvironmentSpec, ProviderContext
 from agent_flow.providers import load_environments, load_runtime
+from agent_flow.runtimes.rows import repository_row
 from agent_flow.scratch import scratch_folder
 from token_tracking import load_tokenizer
 
@@ -46,6 +47,10 @@ def repository(tmp_path):
     return tmp_path / "repository", commit
 
 
+def spec(repository, commit):
+    return EnvironmentSpec(repository=repository, base_commit=commit)
+
+
 async def shell(environment, script):
     done = await environment.execute(
         ["bash", "-c", f"set -e\n{script}"], timeout_s=30, cwd=environment.workdir
@@ -64,7 +69,7 @@ def apply(repository: Path, patch: bytes, target: Path) -> Path:
 async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path, repository):
     """SWE-bench_Pro-os#74 (a binary stub broke the whole patch), deepagents#2879 (CRLF), commits."""
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
         await shell(
             environment,
             """
@@ -81,7 +86,7 @@ async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path,
             """,
         )
         blob = await environment.read(f"{environment.workdir}/app")
-        patch = await capture_patch(environment, repo, commit)
+        patch = await capture_patch(environment, spec(repo, commit))
     done = apply(repo, patch, tmp_path / "graded")
     assert (done / "pkg/a.py").read_bytes() == b"x = 2\n"
     assert (done / "staged.py").read_text() == "new\n"
@@ -108,15 +113,15 @@ async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path,
 )
 async def test_the_agents_own_git_state_changes_nothing(example, tmp_path, repository, spoil):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
         await shell(environment, f"{spoil}\necho 'x = 3' > pkg/a.py")
-        patch = await capture_patch(environment, repo, commit)
+        patch = await capture_patch(environment, spec(repo, commit))
     assert (apply(repo, patch, tmp_path / "graded") / "pkg/a.py").read_bytes() == b"x = 3\n"
 
 
 async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
         await shell(
             environment,
             """
@@ -126,7 +131,7 @@ async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(exa
             cd .. && echo secret > secret.txt && chmod 000 secret.txt
             """,
         )
-        patch = await capture_patch(environment, repo, commit)
+        patch = await capture_patch(environment, spec(repo, commit))
     done = apply(repo, patch, tmp_path / "graded")
     assert (done / "pkg/a.py").read_bytes() == b"x = 4\n"
     assert (done / "nested/b.py").read_bytes() == b"y = 1\n"
@@ -134,18 +139,18 @@ async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(exa
 
 async def test_a_repository_that_the_agent_removed_is_the_agents_doing(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
         await environment.execute(["rm", "-rf", environment.workdir], timeout_s=30, cwd="/")
         with pytest.raises(GraderError, match="removed its repository") as caught:
-            await capture_patch(environment, repo, commit)
+            await capture_patch(environment, spec(repo, commit))
     assert caught.value.fault == "agent"
 
 
 async def test_no_change_is_an_empty_patch(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(repo) as environment:
+    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
         await shell(environment, "ls; echo noise > debug.log")
-        assert await capture_patch(environment, repo, commit) == b""
+        assert await capture_patch(environment, spec(repo, commit)) == b""
 
 
 async def test_gold_passes_nothing_fails_and_a_broken_patch_is_no_zero(example, tmp_path):
@@ -155,17 +160,17 @@ async def test_gold_passes_nothing_fails_and_a_broken_patch_is_no_zero(example, 
         assert len(tasks) >= 6
 
         async def judge(task, patch):
-            async with environments.open(runtime.repository(task)) as environment:
+            async with environments.open(runtime.environment(task)) as environment:
                 return await runtime.grade(task, patch, environment)
 
         async def check(task):
-            gold = await judge(task, task.patch.encode())
+            gold = await judge(task, repository_row(task).patch.encode())
             assert gold.reward == 1.0, (task.instance_id, gold.log)
             assert set(gold.tests.values()) == {"passed"}
             nothing = await judge(task, b"")
             assert nothing.reward == 0.0
-            assert {nothing.tests[test] for test in task.FAIL_TO_PASS} == {"failed"}
-            assert {nothing.tests[test] for test in task.PASS_TO_PASS} <= {"passed"}
+            assert {nothing.tests[test] for test in repository_row(task).FAIL_TO_PASS} == {"failed"}
+            assert {nothing.tests[test] for test in repository_row(task).PASS_TO_PASS} <= {"passed"}
 
         async with anyio.create_task_group() as group:
             for task in tasks:
@@ -184,15 +189,17 @@ async def test_tests_that_the_agent_wrote_over_are_the_test_patchs_own(example, 
     async with sandboxes(example) as (context, environments):
         runtime = load_runtime(context)
         task = runtime.load()[0]
-        repo = runtime.repository(task)
+        wanted = runtime.environment(task)
         tests = {
-            line.split(" b/")[1] for line in task.test_patch.splitlines() if line.startswith("diff --git ")
+            line.split(" b/")[1]
+            for line in repository_row(task).test_patch.splitlines()
+            if line.startswith("diff --git ")
         }
-        async with environments.open(repo) as environment:
+        async with environments.open(wanted) as environment:
             for test in tests:
                 await shell(environment, f"mkdir -p $(dirname {test}) && echo 'print(1)' > {test}")
-            patch = await capture_patch(environment, repo, task.base_commit)
-        async with environments.open(repo) as environment:
+            patch = await capture_patch(environment, wanted)
+        async with environments.open(wanted) as environment:
             verdict = await runtime.grade(task, patch, environment)
         assert verdict.reward == 0.0
         assert "failed" in verdict.tests.values()
@@ -203,14 +210,14 @@ async def test_a_run_without_an_end_is_no_zero(example, tmp_path):
     async with sandboxes(example) as (context, environments):
         runtime = load_runtime(context)
         task = runtime.load()[0]
-        repo = runtime.repository(task)
-        async with environments.open(repo) as environment:
+        wanted = runtime.environment(task)
+        async with environments.open(wanted) as environment:
             await shell(
                 environment,
                 "for f in $(git ls-files 'tests/__init__.py'); do echo 'import os; os._exit(0)' > $f; done",
             )
-            patch = await capture_patch(environment, repo, task.base_commit)
+            patch = await capture_patch(environment, wanted)
         assert patch, "the example's tests are a package"
-        async with environments.open(repo) as environment:
+        async with environments.open(wanted) as environment:
             with pytest.raises(GraderError, match="no verdict for any test"):
                 await runtime.grade(task, patch, environment)

@@ -38,7 +38,7 @@ def test_all_delivered_and_received_is_complete():
         {"interrupted": True},
         {"problem": "the trainer refused 1 rollouts (bad_sample)"},
         {"summary": msgspec.structs.replace(GOOD.summary, received_by_trainer=1)},
-        {"ledger": Ledger(started=2, live=0, parked=0, delivered=1, dropped={"flow/timeout": 1})},
+        {"ledger": Ledger(started=2, live=0, parked=0, delivered=1, dropped={"flow/generate_timeout": 1})},
         {"ledger": Ledger(started=2, live=1, parked=0, delivered=1, dropped={})},
         {"ledger": Ledger(started=3, live=0, parked=0, delivered=2, dropped={})},
     ],

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from agent_flow.errors import TaskRowError
+from agent_flow.runtimes.rows import repository_row
 from agent_flow.task import load_tasks
 
 ROW = {
@@ -27,8 +28,10 @@ def write(tmp_path, *rows):
 def test_swe_bench_writes_test_lists_as_json_text(tmp_path):
     row = {**ROW, "FAIL_TO_PASS": json.dumps(ROW["FAIL_TO_PASS"]), "PASS_TO_PASS": "[]", "version": "3.0"}
     (task,) = load_tasks(write(tmp_path, row))
-    assert task.FAIL_TO_PASS == ("tests.test_a.T.test_x",)
-    assert task.PASS_TO_PASS == ()
+    row = repository_row(task)
+    assert row.FAIL_TO_PASS == ("tests.test_a.T.test_x",)
+    assert row.PASS_TO_PASS == ()
+    assert task.row["version"] == "3.0"
 
 
 def test_blank_lines_are_no_rows(tmp_path):
@@ -51,7 +54,7 @@ def test_blank_lines_are_no_rows(tmp_path):
 def test_a_malformed_row_names_file_and_line(tmp_path, row, said):
     path = write(tmp_path, {**ROW, "instance_id": "fine"}, row)
     with pytest.raises(TaskRowError) as caught:
-        load_tasks(path)
+        [repository_row(task) for task in load_tasks(path)]
     assert said in str(caught.value)
     assert f"{path}:2" in str(caught.value)
 

@@ -5,7 +5,7 @@ import sys
 import textwrap
 
 import pytest
-from agent_flow.graders.unittest_log import machine_failed, read_report
+from agent_flow.runtimes.unittest_log import machine_failed, read_report
 
 SUITE = '''
 import sys

@@ -45,7 +45,13 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`[sampling]`: what the engine is asked for in every turn."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """0: always the likeliest token."""
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    """-1: all tokens."""
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     max_new_tokens: Count = 4096
+    """Of one turn."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +61,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Rollouts that run at the same time."""
     max_attempts: Count = 2
     """Starts of one rollout, counting the first; only retryable infrastructure failures use more than one."""
-    rollout_timeout_s: Seconds = 1800.0
+    max_refills: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """New rollouts in the place of one that was dropped for no fault of the task's or the agent's."""
+    preprocess_timeout_s: Seconds = 300.0
+    generate_timeout_s: Seconds = 1800.0
+    reward_timeout_s: Seconds = 1200.0
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,9 +95,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tasks: TasksConfig
     model: ModelConfig
     engine: dict[str, object]
-    agent: dict[str, object]
-    environment: dict[str, object]
-    runtime: dict[str, object]
+    flow: dict[str, object] = msgspec.field(default_factory=lambda: {"provider": "swe"})
+    agent: dict[str, object] = {}
+    environment: dict[str, object] = {}
+    runtime: dict[str, object] = {}
     sampling: SamplingConfig = SamplingConfig()
     worker: WorkerConfig = WorkerConfig()
     trainer: TrainerConfig = TrainerConfig()

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
+
+if TYPE_CHECKING:
+    from token_tracking import GenerationRecord
 
 Fault = Literal["infra", "image", "task", "agent"]
 
@@ -77,6 +80,8 @@ class EngineError(RolloutError):
     """The inference engine refused, failed, or answered something that cannot be true."""
 
     boundary = "engine"
+    partial: tuple[GenerationRecord, ...] = ()
+    """What it had sampled of the turn before it failed: records with the finish reason `abort`."""
 
 
 class EnvError(RolloutError):
@@ -114,6 +119,15 @@ class TokenError(RolloutError):
     """The conversation's tokens could not be kept exact."""
 
     boundary = "tokens"
+
+
+class StageTimeoutError(RolloutError):
+    """A step of the flow took longer than its limit."""
+
+    def __init__(self, stage: str, limit_s: float) -> None:
+        super().__init__(
+            f"{stage}_timeout", f"longer than worker.{stage}_timeout_s = {limit_s:g} s", fault="agent"
+        )
 
 
 class JournalError(AgentFlowError):

@@ -113,6 +113,11 @@ class PipeConsole(Console):
         raise BrokenPipeError
 
 
+def pipe_console() -> PipeConsole:
+    """Tables in a pipe or a file keep their columns, whatever the terminal's width."""
+    return PipeConsole(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
 class Unbroken:
     """Keeps a run going when nobody reads what it shows: `| head` must not cut rollouts."""
 

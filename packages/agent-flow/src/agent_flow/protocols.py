@@ -1,11 +1,11 @@
-"""The seams of a rollout: what engines, environments, agents and runtimes look like to the flow.
+"""The seams of a rollout: what engines, environments, agents, runtimes and flows look like to each other.
 
 They are met structurally: a provider from outside needs no import of this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal, Protocol
@@ -13,15 +13,13 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from token_tracking import Conversation, GenerationRecord, Tokenizer
-from token_tracking.sample import Sample, Scalar, Source, Status
+from token_tracking import GenerationRecord, Tokenizer
+from token_tracking.sample import Scalar, Source
 
 from agent_flow.clock import Clock
-from agent_flow.config import ConfigFile
-from agent_flow.errors import GraderError
+from agent_flow.config import ConfigFile, SamplingConfig
+from agent_flow.rollout import Message, Rollout, Verdict
 from agent_flow.task import Task
-
-Message = dict[str, object]
 
 
 class ProviderContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +36,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One turn asked of an engine."""
 
     rollout_id: str
+    attempt: int
     task_id: str
     member: int
     """Which rollout of its group, from zero."""
@@ -46,8 +45,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: npt.NDArray[np.int32]
     """Shape `[n]`: everything the model is to see, generation prompt included."""
     stop_ids: frozenset[int]
-    temperature: float
+    sampling: SamplingConfig
     max_new_tokens: int
+    """What is left of `sampling.max_new_tokens` for this turn."""
 
 
 class Engine(Protocol):
@@ -55,6 +55,14 @@ class Engine(Protocol):
 
     source: Source
     """`sampled` by a model, or `replayed` from a recording."""
+
+    def session(self) -> AbstractAsyncContextManager[None]:
+        """Entered once around all calls of `generate`; its end closes what the engine holds.
+
+        Raises:
+            UsageError: there is no such engine, or it cannot serve this run.
+        """
+        ...
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Called once before the first rollout, so that what cannot work is said before anything is started.
@@ -64,11 +72,15 @@ class Engine(Protocol):
         """
         ...
 
-    async def generate(self, request: GenerateRequest) -> GenerationRecord:
+    async def generate(self, request: GenerateRequest) -> tuple[GenerationRecord, ...]:
         """Sample one turn.
 
+        One record, or several where the weights changed on the way: each goes on where the one before it
+        ended, and all but the last have the finish reason `abort`.
+
         Raises:
-            EngineError: the engine failed; `retryable` says whether the rollout may start again.
+            EngineError: the engine failed; `retryable` says whether the rollout may start again, `partial`
+                holds what it had sampled.
         """
         ...
 
@@ -85,6 +97,21 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
+
+
+class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task wants of a sandbox."""
+
+    repository: Path | None = None
+    """A git repository of this machine of which a working copy is put into the sandbox; HEAD is the base
+    commit. None: it is in the image."""
+    image: str = ""
+    """Container image. Empty: the environment's own."""
+    workdir: str = ""
+    """The repository's folder in the image; unused with `repository`."""
+    base_commit: str = ""
+    """The commit that an agent starts from, of which its patch is a change."""
+    purpose: Literal["agent", "grader"] = "agent"
 
 
 class Environment(Protocol):
@@ -115,12 +142,20 @@ class Environment(Protocol):
         """Copy a folder of this machine into the sandbox, modes and links kept."""
         ...
 
+    async def download(self, source: str, target: Path) -> None:
+        """Copy a folder of the sandbox to this machine, modes and links kept."""
+        ...
+
+    def describe(self) -> Mapping[str, Scalar]:
+        """What goes into a sample's provenance: back end, image digest."""
+        ...
+
 
 class EnvironmentProvider(Protocol):
     """Starts environments."""
 
-    def open(self, repository: Path) -> AbstractAsyncContextManager[Environment]:
-        """A fresh sandbox holding a working copy of the git repository; gone when the context ends.
+    def open(self, spec: EnvironmentSpec) -> AbstractAsyncContextManager[Environment]:
+        """A fresh sandbox; gone when the context ends.
 
         Raises:
             EnvError: it could not be started.
@@ -128,15 +163,15 @@ class EnvironmentProvider(Protocol):
         ...
 
     def session(self) -> AbstractAsyncContextManager[None]:
-        """Entered once around all `open`s; its end stops whatever still lives."""
+        """Entered once around all `open`s; its end stops whatever still lives.
+
+        Raises:
+            UsageError: no sandbox can be started here.
+        """
         ...
 
-    def describe(self) -> Mapping[str, Scalar]:
-        """What goes into a sample's provenance."""
-        ...
 
-
-class ModelTurns(Protocol):
+class Model(Protocol):
     """The model as an agent sees it: a history of messages in, the next assistant message out."""
 
     def prepare(self, messages: Sequence[Message]) -> GenerateRequest:
@@ -157,6 +192,10 @@ class ModelTurns(Protocol):
         """
         ...
 
+    async def ask(self, messages: Sequence[Message]) -> Message:
+        """`prepare` in a thread, then `sample`: for agents that live on the event loop. Raises as they do."""
+        ...
+
 
 class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent's run ended."""
@@ -173,7 +212,7 @@ class AgentProvider(Protocol):
     tools: tuple[Mapping[str, object], ...]
     """Tool schemas that the chat template prints. Empty: none."""
 
-    async def run(self, task: Task, model: ModelTurns, environment: Environment) -> AgentResult:
+    async def run(self, task: Task, model: Model, environment: Environment) -> AgentResult:
         """Work on a task until the scaffold ends by itself.
 
         Raises:
@@ -186,18 +225,8 @@ class AgentProvider(Protocol):
         ...
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a grader found."""
-
-    reward: float
-    log: str
-    """Everything the tests printed."""
-    tests: Mapping[str, Literal["passed", "failed", "missing"]]
-    """Every FAIL_TO_PASS and PASS_TO_PASS test."""
-
-
 class Runtime(Protocol):
-    """Where tasks get their repository, and how a patch is judged."""
+    """Where tasks come from, what their sandboxes hold, and how a patch is judged."""
 
     def load(self) -> tuple[Task, ...]:
         """Every task of the run, checked.
@@ -207,8 +236,8 @@ class Runtime(Protocol):
         """
         ...
 
-    def repository(self, task: Task) -> Path:
-        """A git repository whose HEAD is the task's base commit; not to be written to."""
+    def environment(self, task: Task) -> EnvironmentSpec:
+        """What the sandboxes of a task hold."""
         ...
 
     async def grade(self, task: Task, patch: bytes, environment: Environment) -> Verdict:
@@ -224,57 +253,44 @@ class Runtime(Protocol):
         ...
 
 
-class Rollout(msgspec.Struct, kw_only=True):
-    """One rollout under way: what the three steps of a flow fill in one after the other."""
-
-    rollout_id: str
-    group_id: str
-    member: int
-    attempt: int
-    task: Task
-    conversation: Conversation
-    repository: Path
-    exit_status: str = ""
-    messages: tuple[Message, ...] = ()
-    patch: bytes = b""
-    verdict: Verdict | None = None
-    reward: float | None = None
-    in_loss: bool = True
-    in_baseline: bool = True
-    status: Status = "completed"
-    ungraded: GraderError | None = None
-    """Why no verdict was reached although one was due."""
-
-
 class AgentFlow(Protocol):
-    """The three steps of a rollout, and what is told of it."""
+    """The three steps of a rollout. `Rollout` says what they fill in."""
 
-    async def preprocess(
-        self, rollout_id: str, group_id: str, member: int, attempt: int, task: Task
-    ) -> Rollout:
-        """Everything that needs no engine: repository, template, conversation."""
+    tools: tuple[Mapping[str, object], ...]
+    """Tool schemas that the chat template prints. Empty: none."""
+
+    def load(self) -> tuple[Task, ...]:
+        """Every task of the run, checked.
+
+        Raises:
+            TaskRowError: a row is malformed.
+        """
         ...
 
-    async def generate(self, rollout: Rollout, *, on_turn: Callable[[], None]) -> None:
-        """Run the agent; fills exit status, messages and patch."""
+    def session(self) -> AbstractAsyncContextManager[None]:
+        """Entered once around all rollouts.
+
+        Raises:
+            UsageError: what the flow needs is not there.
+        """
+        ...
+
+    async def preprocess(self, rollout: Rollout) -> None:
+        """Everything that needs no engine.
+
+        Raises:
+            RolloutError: of this and the two below: the rollout cannot go on.
+        """
+        ...
+
+    async def generate(self, rollout: Rollout, model: Model) -> None:
+        """Run the agent; fills exit status, messages and artifacts."""
         ...
 
     async def reward(self, rollout: Rollout) -> None:
         """Judge; fills verdict, reward, flags and status."""
         ...
 
-    def samples(self, rollout: Rollout) -> tuple[Sample, ...]:
-        """The rollout as training samples: at least one.
-
-        Raises:
-            TokenError: nothing was sampled, or the conversation contradicts itself.
-        """
-        ...
-
-    def provenance(self, rollout: Rollout) -> Mapping[str, Scalar]:
-        """What produced the rollout."""
-        ...
-
-    def facts(self, rollout: Rollout, seconds: float) -> Mapping[str, str]:
-        """What a person wants to know of it, for the top of its page."""
+    def describe(self) -> Mapping[str, Scalar]:
+        """What goes into a sample's provenance."""
         ...

@@ -12,6 +12,7 @@ import msgspec
 from agent_flow.config import decode
 from agent_flow.errors import ConfigError, ProviderError
 from agent_flow.protocols import (
+    AgentFlow,
     AgentProvider,
     Engine,
     EnvironmentProvider,
@@ -19,13 +20,14 @@ from agent_flow.protocols import (
     Runtime,
 )
 
-Kind = Literal["engine", "agent", "environment", "runtime"]
+Kind = Literal["engine", "flow", "agent", "environment", "runtime"]
 
 BUILTIN_PROVIDERS: dict[Kind, dict[str, str]] = {
     "engine": {"replay": "agent_flow.engines.replay:ReplayEngine"},
+    "flow": {"swe": "agent_flow.flow:SweFlow"},
     "agent": {"minisweagent": "agent_flow.agents.minisweagent:MiniSweAgent"},
     "environment": {"local": "agent_flow.environments.local:LocalEnvironments"},
-    "runtime": {"command": "agent_flow.graders.command:CommandRuntime"},
+    "runtime": {"command": "agent_flow.runtimes.command:CommandRuntime"},
 }
 """Value: `module:Class`. The class has a `Config` (a msgspec Struct) and is built with `(config,
 context)`."""
@@ -40,6 +42,11 @@ _INSTALL = {
 def load_engine(context: ProviderContext) -> Engine:
     """The engine that `[engine] provider` names."""
     return cast("Engine", _load("engine", context.file.run.engine, context))
+
+
+def load_flow(context: ProviderContext) -> AgentFlow:
+    """The flow that `[flow] provider` names."""
+    return cast("AgentFlow", _load("flow", context.file.run.flow, context))
 
 
 def load_agent(context: ProviderContext) -> AgentProvider:

@@ -16,11 +16,10 @@ from agent_flow.config import ConfigFile
 from agent_flow.delivery import Delivery
 from agent_flow.errors import ConfigError, UsageError, unwrapped
 from agent_flow.events import Event, Listener, RolloutRow, Summary
-from agent_flow.flow import SweFlow
 from agent_flow.interrupt import Interrupt
 from agent_flow.journal import Journal, Ledger, read_ledger
-from agent_flow.protocols import EnvironmentProvider, ProviderContext
-from agent_flow.providers import load_agent, load_engine, load_environments, load_runtime
+from agent_flow.parts import Parts
+from agent_flow.protocols import ProviderContext
 from agent_flow.run_folder import RunFolder
 from agent_flow.scratch import scratch_folder
 from agent_flow.task import Task
@@ -89,36 +88,25 @@ class _Run:
                 file=self._file, clock=self._clock, tokenizer=tokenizer, scratch=scratch
             )
             await anyio.lowlevel.checkpoint()
-            runtime = load_runtime(context)
-            environments = load_environments(context)
-            engine = load_engine(context)
-            flow = SweFlow(
-                context,
-                engine=engine,
-                agent=load_agent(context),
-                environments=environments,
-                runtime=runtime,
-            )
+            parts = Parts(context)
             await anyio.lowlevel.checkpoint()
-            tasks = runtime.load()
-            engine.check(tasks)
+            tasks = parts.flow.load()
+            parts.engine.check(tasks)
             for task in tasks:
                 await anyio.lowlevel.checkpoint()
-                flow.template(task)
+                parts.templates.of(task)
             await anyio.lowlevel.checkpoint()
             self._tasks = tasks
             folder = self._folder = RunFolder.create(self._file, self._clock)
             try:
                 with Journal(folder.journal, "worker-0", self._clock) as journal:
-                    await self._session(flow, environments, folder, journal)
+                    await self._session(parts, folder, journal)
             except UsageError:
                 self._folder = None
                 folder.discard()
                 raise
 
-    async def _session(
-        self, flow: SweFlow, environments: EnvironmentProvider, folder: RunFolder, journal: Journal
-    ) -> None:
+    async def _session(self, parts: Parts, folder: RunFolder, journal: Journal) -> None:
         def trainer_lost(why: str) -> None:
             journal.write("trainer_lost", message=why)
             text = f"{why}\n  samples are kept in {folder.samples} until a trainer has them"
@@ -131,8 +119,8 @@ class _Run:
                     try:
                         await delivery.start(group)
                         self._tell_start(folder, journal, delivery)
-                        async with environments.session():
-                            await self._work(flow, folder, journal, delivery)
+                        async with parts.session():
+                            await self._work(parts, folder, journal, delivery)
                     finally:
                         await self._close(folder, journal, delivery)
                         group.cancel_scope.cancel()
@@ -146,10 +134,11 @@ class _Run:
         self._listener(Event(event="run_started", text=f"run folder: {path}", values={"folder": path}))
         self._listener(Event(event="trainer", text=f"trainer: {delivery.address}"))
 
-    async def _work(self, flow: SweFlow, folder: RunFolder, journal: Journal, delivery: Delivery) -> None:
+    async def _work(self, parts: Parts, folder: RunFolder, journal: Journal, delivery: Delivery) -> None:
         worker = Worker(
             self._file.run.worker,
-            flow=flow,
+            parts,
+            "train",
             journal=journal,
             delivery=delivery,
             folder=folder,

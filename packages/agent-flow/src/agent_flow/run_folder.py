@@ -8,13 +8,14 @@ from html import escape
 from pathlib import Path
 
 import msgspec
+from token_tracking.sample import Source
 from token_tracking.view import render_html
 
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
 from agent_flow.errors import ConfigError
 from agent_flow.events import RolloutRow
-from agent_flow.protocols import Rollout
+from agent_flow.rollout import Rollout
 
 
 class RunFolder:
@@ -54,7 +55,7 @@ class RunFolder:
         shutil.rmtree(self.path)
 
     def write_rollout(
-        self, rollout: Rollout, facts: Mapping[str, str], provenance: Mapping[str, object]
+        self, rollout: Rollout, source: Source, seconds: float, provenance: Mapping[str, object]
     ) -> None:
         """Write everything a person or a script may want to know of one rollout."""
         folder = self.rollouts / rollout.rollout_id
@@ -71,6 +72,7 @@ class RunFolder:
                 task_id=rollout.task.instance_id,
                 member=rollout.member,
                 attempt=rollout.attempt,
+                mode=rollout.mode,
                 exit_status=rollout.exit_status,
                 reward=rollout.reward,
                 in_loss=rollout.in_loss,
@@ -87,12 +89,14 @@ class RunFolder:
                 tokens=report.as_dict(),
             ),
         )
-        (folder / "patch.diff").write_bytes(rollout.patch)
+        for name, data in rollout.artifacts.items():
+            (folder / name).write_bytes(data)
         (folder / "conversation.snapshot").write_bytes(rollout.conversation.to_bytes())
         if rollout.verdict is not None:
             (folder / "grader.log").write_text(
                 rollout.verdict.log, encoding="utf-8", errors="surrogateescape"
             )
+        facts = _facts(rollout, source, seconds)
         page = render_html(rollout.conversation, title=rollout.task.instance_id, facts=facts)
         (folder / "view.html").write_text(page, encoding="utf-8", errors="replace")
 
@@ -129,6 +133,20 @@ code {{ opacity: .6; }}
 <div class="wide"><table><tr><th>task<th>exit status<th>reward<th>turns<th>prompt tokens<th>sampled tokens
 <th>seconds<th>rollout</tr>{rows}</table></div>
 """
+
+
+def _facts(rollout: Rollout, source: Source, seconds: float) -> dict[str, str]:
+    """What stands on top of a rollout's page."""
+    return {
+        "task": rollout.task.instance_id,
+        "exit status": rollout.exit_status,
+        "reward": "not graded" if rollout.reward is None else f"{rollout.reward:g}",
+        "seconds": f"{seconds:.1f}",
+        "source": source,
+        "in loss / in baseline": f"{rollout.in_loss} / {rollout.in_baseline}",
+        "rollout": rollout.rollout_id,
+        **{name: f"{len(data):,} bytes" for name, data in rollout.artifacts.items()},
+    }
 
 
 def _document(kind: str, **values: object) -> bytes:

@@ -1,45 +1,52 @@
-"""Tasks: SWE-bench-shaped rows of a JSON Lines file."""
+"""Tasks: rows of a JSON Lines file. What a row holds beside its name and its problem is for the runtime."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 
 from agent_flow.errors import TaskRowError
 
+T = TypeVar("T")
+
 NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 InstanceId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")]
-Commit = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{7,40}\Z")]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One task. Columns that are not named here are ignored, as rows of public data sets carry many."""
+    """One task."""
 
     instance_id: InstanceId
     """Names the task in tables, recordings and rewards."""
-    repo: NonEmpty
-    """Repository: a folder name below the runtime's `repos`."""
-    base_commit: Commit
-    """The commit that the agent starts from."""
     problem_statement: NonEmpty
     """What the agent is asked to do."""
-    FAIL_TO_PASS: tuple[NonEmpty, ...]
-    """Tests that fail at the base and must pass after the agent's patch."""
-    PASS_TO_PASS: tuple[NonEmpty, ...] = ()
-    """Tests that pass at the base and must go on passing."""
-    patch: str = ""
-    """The reference solution as a git diff; never shown to the agent."""
-    test_patch: str = ""
-    """Applied before grading only: brings the tests that judge."""
     chat_template_kwargs: Mapping[str, bool | str | int | float] = {}
     """Passed to the chat template for this task's rollouts, such as `{"enable_thinking": false}`."""
+    row: Mapping[str, object] = {}
+    """Every column as it was read."""
+    where: str = ""
+    """File and line, for errors."""
 
+    def columns(self, kind: type[T], *, needs: str) -> T:
+        """What a runtime wants of the row, checked. Columns that `kind` does not name are ignored.
 
-_TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
+        Args:
+            kind: A msgspec Struct.
+            needs: The columns that must be there, for the error.
+
+        Raises:
+            TaskRowError: a column is missing or has the wrong type.
+        """
+        try:
+            return msgspec.convert(self.row, kind)
+        except msgspec.ValidationError as error:
+            raise TaskRowError(
+                str(error), where=f"{self.where} ({self.instance_id})", fix=f"a row needs {needs}"
+            ) from error
 
 
 def load_tasks(path: Path) -> tuple[Task, ...]:
@@ -89,35 +96,23 @@ def _decode_row(line: str, *, where: str) -> Task:
         ) from error
     if not isinstance(row, dict):
         raise TaskRowError(f"a row must be a JSON object, got {type(row).__name__}", where=where)
-    fields = cast("dict[str, object]", row)
+    columns = cast("dict[str, object]", row)
     try:
-        json.dumps(fields, ensure_ascii=False).encode()
+        json.dumps(columns, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise TaskRowError(
             "the row holds half of a surrogate pair (\\ud800 to \\udfff), which is no text", where=where
         ) from error
-    for name in _TEST_LISTS:
-        value = fields.get(name)
-        if isinstance(value, str):  # SWE-bench's own data set holds these lists as JSON text inside the JSON
-            try:
-                fields[name] = json.loads(value)
-            except json.JSONDecodeError as error:
-                raise TaskRowError(
-                    f"{name} is neither a list nor a JSON list in a string", where=where
-                ) from error
+    named = {key: columns[key] for key in _NAMED if key in columns}
     try:
-        task = msgspec.convert(fields, Task)
+        return msgspec.convert({**named, "row": columns, "where": where}, Task)
     except msgspec.ValidationError as error:
-        name = fields.get("instance_id")
+        name = columns.get("instance_id")
         raise TaskRowError(
             str(error),
             where=f"{where} ({name})" if isinstance(name, str) else where,
-            fix="a row needs instance_id, repo, base_commit, problem_statement and FAIL_TO_PASS",
+            fix="a row needs instance_id and problem_statement, and what its runtime reads",
         ) from error
-    if not task.FAIL_TO_PASS:
-        raise TaskRowError(
-            "FAIL_TO_PASS is empty: nothing would tell a right patch from none",
-            where=f"{where} ({task.instance_id})",
-            fix="name at least one test that fails at base_commit",
-        )
-    return task
+
+
+_NAMED = ("instance_id", "problem_statement", "chat_template_kwargs")

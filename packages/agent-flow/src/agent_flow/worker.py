@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Awaitable
 from functools import partial
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from agent_flow.clock import Clock
 from agent_flow.config import WorkerConfig
 from agent_flow.delivery import Delivery
-from agent_flow.errors import DeliveryError, JournalError, RolloutError, UsageError
+from agent_flow.errors import DeliveryError, JournalError, RolloutError, StageTimeoutError, UsageError
 from agent_flow.events import Event, Listener, RolloutRow
 from agent_flow.journal import Journal
-from agent_flow.protocols import AgentFlow, Rollout
+from agent_flow.model import ConversationModel
+from agent_flow.outcome import outcome_of_error
+from agent_flow.parts import Parts
+from agent_flow.rollout import Mode, Rollout, samples_of
 from agent_flow.run_folder import RunFolder
 from agent_flow.task import Task
 
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = "flow/interrupted"
-TIMEOUT = "flow/timeout"
 BUG = "flow/bug"
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rollout stands: its task, its group, and which of the group it is."""
+
+    task: Task
+    group_id: str
+    member: int
 
 
 class Worker:
@@ -36,8 +48,9 @@ class Worker:
     def __init__(
         self,
         config: WorkerConfig,
+        parts: Parts,
+        mode: Mode,
         *,
-        flow: AgentFlow,
         journal: Journal,
         delivery: Delivery,
         folder: RunFolder,
@@ -45,7 +58,8 @@ class Worker:
         listener: Listener,
     ) -> None:
         self._config = config
-        self._flow = flow
+        self._parts = parts
+        self._mode: Mode = mode
         self._journal = journal
         self._delivery = delivery
         self._folder = folder
@@ -61,24 +75,26 @@ class Worker:
                 group_id = self._clock.new_id()
                 for member in range(rollouts_per_task):
                     await self._slots.acquire()
-                    group.start_soon(self._run_one, task, group_id, member)
+                    group.start_soon(self._run_one, _Place(task=task, group_id=group_id, member=member))
 
-    async def _run_one(self, task: Task, group_id: str, member: int) -> None:
+    async def _run_one(self, place: _Place) -> None:
         try:
-            await self._run_to_its_end(task, self._clock.new_id(), group_id, member)
+            for _ in range(1 + self._config.max_refills):
+                if not await self._run_to_its_end(place, self._clock.new_id()):
+                    break
         finally:
             self._slots.release()
 
-    async def _run_to_its_end(self, task: Task, rollout_id: str, group_id: str, member: int) -> None:
+    async def _run_to_its_end(self, place: _Place, rollout_id: str) -> bool:
+        """Returns whether another has to take its place."""
+        task = place.task
         end = _End(self, task, rollout_id)
-        self._journal.write("started", rollout_id, task=task.instance_id, group_id=group_id, member=member)
+        self._journal.write(
+            "started", rollout_id, task=task.instance_id, group_id=place.group_id, member=place.member
+        )
         try:
             self._listener(Event(event="rollout_started", task=task.instance_id, rollout_id=rollout_id))
-            limit_s = self._config.rollout_timeout_s
-            with anyio.move_on_after(limit_s) as scope:
-                await self._attempts(task, rollout_id, group_id, member, end)
-            if scope.cancelled_caught:
-                end.dropped(TIMEOUT, f"longer than worker.rollout_timeout_s = {limit_s:g} s")
+            await self._attempts(place, rollout_id, end)
         except JournalError:
             raise
         except UsageError:
@@ -87,6 +103,7 @@ class Worker:
         except RolloutError as error:
             end.dropped(error.reason, error.message, error.evidence)
             await self._write_files(end)
+            return outcome_of_error(error).refill
         except DeliveryError as error:
             end.dropped("delivery/refused", str(error))
         except Exception as error:
@@ -96,30 +113,41 @@ class Worker:
         except BaseException:
             end.dropped(INTERRUPTED, "cut from outside")
             raise
+        return False
 
-    async def _attempts(self, task: Task, rollout_id: str, group_id: str, member: int, end: _End) -> None:
+    async def _attempts(self, place: _Place, rollout_id: str, end: _End) -> None:
         for attempt in range(self._config.max_attempts):
             try:
-                rollout = await self._flow.preprocess(rollout_id, group_id, member, attempt, task)
-                end.rollout = rollout
-                await self._flow.generate(rollout, on_turn=end.turn)
-                await self._flow.reward(rollout)
+                rollout = end.rollout = self._parts.new_rollout(
+                    place.task, self._mode, rollout_id, place.group_id, place.member, attempt
+                )
+                await self._stages(rollout, end)
             except RolloutError as error:
-                if not error.retryable or attempt + 1 == self._config.max_attempts:
+                again = outcome_of_error(error).retry and error.retryable
+                if not again or attempt + 1 == self._config.max_attempts:
                     raise
                 text = str(error)
                 self._journal.write(
                     "attempt_failed", rollout_id, attempt=attempt, reason=error.reason, message=text
                 )
                 self._listener(
-                    Event(event="attempt_failed", task=task.instance_id, rollout_id=rollout_id, text=text)
+                    Event(
+                        event="attempt_failed", task=place.task.instance_id, rollout_id=rollout_id, text=text
+                    )
                 )
             else:
                 await self._deliver(rollout, end)
                 return
 
+    async def _stages(self, rollout: Rollout, end: _End) -> None:
+        flow, config = self._parts.flow, self._config
+        model = ConversationModel(rollout, self._parts.engine, self._parts.sampling, on_turn=end.turn)
+        await _within(config.preprocess_timeout_s, "preprocess", flow.preprocess(rollout))
+        await _within(config.generate_timeout_s, "generate", flow.generate(rollout, model))
+        await _within(config.reward_timeout_s, "reward", flow.reward(rollout))
+
     async def _deliver(self, rollout: Rollout, end: _End) -> None:
-        samples = self._flow.samples(rollout)
+        samples = samples_of(rollout, self._parts.engine.source, self._parts.provenance(rollout))
         await self._delivery.send(samples, on_taken=lambda remark: end.delivered(len(samples), remark))
         # After the samples are safe: a page that cannot be written must not cost them.
         await self._write_files(end)
@@ -129,9 +157,11 @@ class Worker:
         rollout = end.rollout
         if rollout is None or not rollout.conversation.turns:
             return
-        facts, provenance = self._flow.facts(rollout, end.seconds), self._flow.provenance(rollout)
+        provenance = self._parts.provenance(rollout)
         # In a thread: checking every prompt of a long conversation against full renders takes seconds.
-        write = partial(self._folder.write_rollout, rollout, facts, provenance)
+        write = partial(
+            self._folder.write_rollout, rollout, self._parts.engine.source, end.seconds, provenance
+        )
         try:
             await anyio.to_thread.run_sync(write)
         except OSError as error:
@@ -164,6 +194,13 @@ class Worker:
     def tell(self, event: Event) -> None:
         """Pass an event on."""
         self._listener(event)
+
+
+async def _within(limit_s: float, stage: str, work: Awaitable[None]) -> None:
+    with anyio.move_on_after(limit_s) as scope:
+        await work
+    if scope.cancelled_caught:
+        raise StageTimeoutError(stage, limit_s)
 
 
 class _End:

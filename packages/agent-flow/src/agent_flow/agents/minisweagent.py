@@ -33,7 +33,8 @@ from agent_flow.errors import (
     GenerationAborted,
     RolloutError,
 )
-from agent_flow.protocols import AgentResult, Environment, Message, ModelTurns, ProviderContext
+from agent_flow.protocols import AgentResult, Environment, Model, ProviderContext
+from agent_flow.rollout import Message
 from agent_flow.task import Task
 
 _SUBMIT_MARK = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -76,7 +77,7 @@ class MiniSweAgent:
             "agent_step_limit": self._config.step_limit,
         }
 
-    async def run(self, task: Task, model: ModelTurns, environment: Environment) -> AgentResult:
+    async def run(self, task: Task, model: Model, environment: Environment) -> AgentResult:
         """Run the scaffold to its end in a thread.
 
         Raises:
@@ -140,9 +141,7 @@ class MiniSweAgent:
 class _ScaffoldModel:
     """mini-swe-agent's `Model` over a token-exact conversation."""
 
-    def __init__(
-        self, turns: ModelTurns, mini: SimpleNamespace, settings: dict[str, Any], action_format: str
-    ):
+    def __init__(self, turns: Model, mini: SimpleNamespace, settings: dict[str, Any], action_format: str):
         self.config = settings
         self._turns = turns
         self._mini = mini

@@ -12,7 +12,8 @@ says `logprobs: none`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Literal
 
 import msgspec
@@ -85,7 +86,12 @@ class ReplayEngine:
         """
         self._recordings = {task.instance_id: self._read(task.instance_id) for task in tasks}
 
-    async def generate(self, request: GenerateRequest) -> GenerationRecord:
+    @asynccontextmanager
+    async def session(self) -> AsyncGenerator[None]:
+        """Nothing to open: the recordings are read by `check`."""
+        yield
+
+    async def generate(self, request: GenerateRequest) -> tuple[GenerationRecord, ...]:
         """The recorded turn as token ids, with the stop token that ended it.
 
         Raises:
@@ -112,7 +118,7 @@ class ReplayEngine:
                 f"{len(ids)} tokens",
                 fault="task",
             )
-        return GenerationRecord(
+        record = GenerationRecord(
             prompt_ids=request.prompt_ids,
             output_ids=np.array(ids, dtype=np.int32),
             logprobs=None if turn.logprobs is None else np.array(turn.logprobs, dtype=np.float32),
@@ -121,6 +127,7 @@ class ReplayEngine:
             weight_version=UNKNOWN_VERSION,
             logprob_kind="none" if turn.logprobs is None else "raw",
         )
+        return (record,)
 
     def _read(self, task_id: str) -> Recording:
         path = self._folder / f"{task_id}.json"

@@ -14,7 +14,7 @@ from token_tracking.sample import Scalar
 
 from agent_flow.config import Seconds
 from agent_flow.errors import ConfigError, EnvError
-from agent_flow.protocols import CommandOutput, Environment, ProviderContext
+from agent_flow.protocols import CommandOutput, Environment, EnvironmentSpec, ProviderContext
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ class LocalEnvironments:
             lease_s=config.lease_s,
         )
         self._client: SandboxClient | None = None
-        self._backend = ""
 
     @asynccontextmanager
     async def session(self) -> AsyncGenerator[None]:
@@ -68,19 +67,25 @@ class LocalEnvironments:
             finally:
                 self._client = None
 
-    def open(self, repository: Path) -> AbstractAsyncContextManager[Environment]:
+    def open(self, spec: EnvironmentSpec) -> AbstractAsyncContextManager[Environment]:
         """A fresh sandbox with a working copy of the repository."""
-        return self._open(repository)
+        return self._open(spec)
 
     @asynccontextmanager
-    async def _open(self, repository: Path) -> AsyncGenerator[Environment]:
+    async def _open(self, spec: EnvironmentSpec) -> AsyncGenerator[Environment]:
         if self._client is None:
             raise EnvError("client", "open was called outside session")
+        if spec.image or spec.repository is None:
+            raise EnvError(
+                "image",
+                f"sandboxes of this machine have no images, the task wants {spec.image!r}",
+                fault="task",
+            )
+        repository = spec.repository
         try:
             sandbox = await self._client.start(self._spec)
         except SandboxError as error:
             raise _failure("start", error) from error
-        self._backend = sandbox.backend_name
         try:
             environment = LocalEnvironment(sandbox, f"{sandbox.workdir}/{repository.name}")
             await environment.upload(repository, environment.workdir)
@@ -92,10 +97,6 @@ class LocalEnvironments:
                 # It ends by itself with its lease; a finished rollout must not be lost over it.
                 logger.warning("a sandbox could not be stopped: %s", error)
 
-    def describe(self) -> Mapping[str, Scalar]:
-        """What goes into a sample's provenance."""
-        return {"environment": "local", "environment_backend": self._backend}
-
 
 class LocalEnvironment:
     """A sandbox seen as the flow's environment; its errors become `EnvError`."""
@@ -103,6 +104,10 @@ class LocalEnvironment:
     def __init__(self, sandbox: Sandbox, workdir: str) -> None:
         self._sandbox = sandbox
         self.workdir = workdir
+
+    def describe(self) -> Mapping[str, Scalar]:
+        """What goes into a sample's provenance."""
+        return {"environment": "local", "environment_backend": self._sandbox.backend_name}
 
     async def execute(
         self, command: Sequence[str], *, timeout_s: float, cwd: str | None = None
@@ -138,6 +143,13 @@ class LocalEnvironment:
             await self._sandbox.upload(source, target)
         except SandboxError as error:
             raise _failure("upload", error) from error
+
+    async def download(self, source: str, target: Path) -> None:
+        """Copy a folder out of the sandbox."""
+        try:
+            await self._sandbox.download(source, target)
+        except SandboxError as error:
+            raise _failure("download", error) from error
 
 
 def _failure(cause: str, error: SandboxError) -> EnvError:

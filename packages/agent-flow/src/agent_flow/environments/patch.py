@@ -9,11 +9,9 @@ after a commit).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from agent_flow.environments.folder import make_folder
 from agent_flow.errors import EnvError, GraderError
-from agent_flow.protocols import Environment
+from agent_flow.protocols import Environment, EnvironmentSpec
 
 GIT_TIMEOUT_S = 120.0
 _NO_FOLDER = 66
@@ -37,8 +35,8 @@ git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color -
 """
 
 
-async def capture_patch(environment: Environment, repository: Path, base_commit: str) -> bytes:
-    """The agent's changes since `base_commit`, committed and staged ones and binary files included.
+async def capture_patch(environment: Environment, spec: EnvironmentSpec) -> bytes:
+    """The agent's changes since the base commit, committed and staged ones and binary files included.
 
     Empty bytes: nothing was changed. The last thing to do with a sandbox: git directories of nested
     repositories are removed, so that their files count as files.
@@ -47,11 +45,13 @@ async def capture_patch(environment: Environment, repository: Path, base_commit:
         GraderError: git could not make the diff.
         EnvError: the sandbox was lost.
     """
+    if spec.repository is None:
+        raise EnvError("capture", "a repository that is in the image cannot be captured yet", fault="task")
     own = await make_folder(environment)
-    await environment.upload(repository / ".git", f"{own}/git")
+    await environment.upload(spec.repository / ".git", f"{own}/git")
     out = f"{own}/patch.diff"
     done = await environment.execute(
-        ["bash", "-c", _CAPTURE, "capture", environment.workdir, own, base_commit, out],
+        ["bash", "-c", _CAPTURE, "capture", environment.workdir, own, spec.base_commit, out],
         timeout_s=GIT_TIMEOUT_S,
         cwd="/",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,8 +13,10 @@ from token_tracking.sample import Scalar
 from agent_flow.environments.folder import make_folder
 from agent_flow.environments.repository import build_repository
 from agent_flow.errors import GraderError, PatchApplyError, TaskRowError
-from agent_flow.graders.unittest_log import TestState, machine_failed, read_report, unknown_tests
-from agent_flow.protocols import CommandOutput, Environment, ProviderContext, Verdict
+from agent_flow.protocols import CommandOutput, Environment, EnvironmentSpec, ProviderContext
+from agent_flow.rollout import Verdict
+from agent_flow.runtimes.rows import RepositoryRow, repository_row
+from agent_flow.runtimes.unittest_log import TestState, machine_failed, read_report, unknown_tests
 from agent_flow.task import Task, load_tasks
 
 GRADER_VERSION = "command/1"
@@ -57,6 +58,7 @@ class CommandRuntime:
         self._tasks_path = context.file.resolve(context.file.run.tasks.path)
         self._repos = context.file.resolve(config.repos)
         self._built = context.scratch / "repositories"
+        self._rows: dict[str, RepositoryRow] = {}
         if "{tests}" not in config.test_command:
             raise TaskRowError(
                 "runtime.test_command has no {tests}",
@@ -77,31 +79,33 @@ class CommandRuntime:
         tasks = load_tasks(self._tasks_path)
         commits: dict[str, str] = {}
         for task in tasks:
-            if task.repo not in commits:
-                commits[task.repo] = self._build(task)
-            commit = commits[task.repo]
-            if not commit.startswith(task.base_commit):
+            row = self._rows[task.instance_id] = repository_row(task)
+            if row.repo not in commits:
+                commits[row.repo] = self._build(task, row.repo)
+            commit = commits[row.repo]
+            if not commit.startswith(row.base_commit):
                 raise TaskRowError(
-                    f"base_commit is {task.base_commit}, but the files of {task.repo!r} give {commit}",
-                    where=f"{self._tasks_path} ({task.instance_id})",
+                    f"base_commit is {row.base_commit}, but the files of {row.repo!r} give {commit}",
+                    where=f"{task.where} ({task.instance_id})",
                     fix="put the files back, or write the new commit into the row",
                 )
         return tasks
 
-    def repository(self, task: Task) -> Path:
-        """The repository that was built for the task; HEAD is its base commit."""
-        return self._built / task.repo
+    def environment(self, task: Task) -> EnvironmentSpec:
+        """The repository that was built for the task."""
+        row = self._rows[task.instance_id]
+        return EnvironmentSpec(repository=self._built / row.repo, base_commit=row.base_commit)
 
-    def _build(self, task: Task) -> str:
-        source = (self._repos / task.repo).resolve()
+    def _build(self, task: Task, repo: str) -> str:
+        source = (self._repos / repo).resolve()
         if not source.is_dir() or self._repos not in source.parents:
             raise TaskRowError(
-                f"no folder {task.repo!r} below {self._repos}",
-                where=f"{self._tasks_path} ({task.instance_id})",
+                f"no folder {repo!r} below {self._repos}",
+                where=f"{task.where} ({task.instance_id})",
                 fix="set `repo` to the name of a folder of runtime.repos",
             )
         self._built.mkdir(parents=True, exist_ok=True)
-        return build_repository(source, self.repository(task), task.repo)
+        return build_repository(source, self._built / repo, repo)
 
     async def grade(self, task: Task, patch: bytes, environment: Environment) -> Verdict:
         """Base commit + patch + test patch, then the test command.
@@ -113,8 +117,9 @@ class CommandRuntime:
             GraderError: the test patch does not apply, or the report cannot be read.
             EnvError: the sandbox was lost.
         """
-        await self._apply(environment, patch, task)
-        expected = (*task.FAIL_TO_PASS, *task.PASS_TO_PASS)
+        row = self._rows[task.instance_id]
+        await self._apply(environment, patch, task.instance_id, row)
+        expected = (*row.FAIL_TO_PASS, *row.PASS_TO_PASS)
         command = self._config.test_command.replace("{tests}", shlex.join(expected))
         done = await environment.execute(
             ["bash", "-c", command], timeout_s=self._config.timeout_s, cwd=environment.workdir
@@ -123,7 +128,7 @@ class CommandRuntime:
         output = done.stdout.decode("utf-8", "replace")
         log = f"$ {command}\n{report}" + (f"\n--- stdout ---\n{output}" if output else "")
         _check_run(done, self._config.timeout_s, log)
-        _check_row(task, unknown_tests(report, task.FAIL_TO_PASS), log)
+        _check_row(task.instance_id, row, unknown_tests(report, row.FAIL_TO_PASS), log)
         states = read_report(report, expected)
         unseen = [test for test, state in (states or {}).items() if state == "missing"]
         if states is None or unseen:
@@ -137,7 +142,7 @@ class CommandRuntime:
             )
         return Verdict(reward=_reward(states), log=log, tests=states)
 
-    async def _apply(self, environment: Environment, patch: bytes, task: Task) -> None:
+    async def _apply(self, environment: Environment, patch: bytes, name: str, row: RepositoryRow) -> None:
         folder = await make_folder(environment)
         if patch:
             await environment.write(f"{folder}/agent.diff", patch)
@@ -147,19 +152,19 @@ class CommandRuntime:
                 _check_git(done)
                 raise PatchApplyError(
                     "patch_apply",
-                    f"{task.instance_id}: the agent's patch does not apply to {task.base_commit}",
+                    f"{name}: the agent's patch does not apply to {row.base_commit}",
                     fault="agent",
                     evidence=done.stderr.decode("utf-8", "replace"),
                 )
-        if task.test_patch:
-            await environment.write(f"{folder}/test.diff", task.test_patch.encode())
-            command = ["bash", "-c", _RESET_TESTS, "tests", f"{folder}/test.diff", task.base_commit]
+        if row.test_patch:
+            await environment.write(f"{folder}/test.diff", row.test_patch.encode())
+            command = ["bash", "-c", _RESET_TESTS, "tests", f"{folder}/test.diff", row.base_commit]
             done = await environment.execute(command, timeout_s=_APPLY_S, cwd=environment.workdir)
             if done.exit_code != 0:
                 _check_git(done)
                 raise GraderError(
                     "test_patch",
-                    f"{task.instance_id}: the test patch does not apply",
+                    f"{name}: the test patch does not apply",
                     fault="task",
                     evidence=done.stderr.decode("utf-8", "replace"),
                 )
@@ -172,9 +177,9 @@ def _check_git(done: CommandOutput) -> None:
         raise GraderError("git", "git apply did not run to its end", retryable=True, evidence=evidence)
 
 
-def _check_row(task: Task, unknown: Sequence[str], log: str) -> None:
+def _check_row(name: str, row: RepositoryRow, unknown: Sequence[str], log: str) -> None:
     """A test that is not there although the test patch has just brought its file is the row's mistake."""
-    brought = set(_PATCHED_FILE.findall(task.test_patch))
+    brought = set(_PATCHED_FILE.findall(row.test_patch))
     mistyped = [
         test
         for test in unknown
@@ -183,7 +188,7 @@ def _check_row(task: Task, unknown: Sequence[str], log: str) -> None:
     if mistyped:
         raise GraderError(
             "no_such_test",
-            f"{task.instance_id}: FAIL_TO_PASS names {mistyped[0]}, which the test patch does not bring",
+            f"{name}: FAIL_TO_PASS names {mistyped[0]}, which the test patch does not bring",
             fault="task",
             evidence=log,
         )

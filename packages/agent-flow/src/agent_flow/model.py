@@ -4,40 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from token_tracking import Conversation, GenerationRecord
+import anyio.to_thread
+from token_tracking import GenerationRecord
 from token_tracking.errors import TokenTrackingError
 
 from agent_flow.config import SamplingConfig
 from agent_flow.errors import ContextFullError, EngineError, TokenError
-from agent_flow.protocols import Engine, GenerateRequest, Message
+from agent_flow.protocols import Engine, GenerateRequest
+from agent_flow.rollout import Message, Rollout
 
 
-class ConversationTurns:
-    """One rollout's conversation and the engine that continues it."""
+class ConversationModel:
+    """One rollout's conversation and the engine that continues it; see `Model`."""
 
     def __init__(
-        self,
-        conversation: Conversation,
-        engine: Engine,
-        sampling: SamplingConfig,
-        *,
-        rollout_id: str,
-        task_id: str,
-        member: int,
-        stop_ids: frozenset[int],
-        on_turn: Callable[[], None],
+        self, rollout: Rollout, engine: Engine, sampling: SamplingConfig, *, on_turn: Callable[[], None]
     ) -> None:
-        self._conversation = conversation
+        self._rollout = rollout
+        self._conversation = rollout.conversation
         self._engine = engine
         self._sampling = sampling
-        self._rollout_id = rollout_id
-        self._task_id = task_id
-        self._member = member
-        self._stop_ids = stop_ids
         self._on_turn = on_turn
 
     def prepare(self, messages: Sequence[Message]) -> GenerateRequest:
-        """Bring the conversation up to the history and ask for the next turn; see `ModelTurns`."""
+        """Bring the conversation up to the history and ask for the next turn; see `Model`."""
         try:
             self._conversation.advance(messages)
             return self._request()
@@ -45,28 +35,38 @@ class ConversationTurns:
             raise TokenError("prompt", str(error), fault="agent") from error
 
     async def sample(self, request: GenerateRequest) -> tuple[Message, str]:
-        """Sample the turn and record it; see `ModelTurns`."""
+        """Sample the turn and record it; see `Model`."""
         try:
-            record = await self._engine.generate(request)
+            records = await self._engine.generate(request)
         except TokenTrackingError as error:
             raise EngineError("record", f"the engine's answer cannot be true: {error}") from error
-        if record.finish_reason == "length" and not len(record.output_ids):
+        last = records[-1]
+        if last.finish_reason == "length" and not sum(len(record.output_ids) for record in records):
             raise ContextFullError(
                 f"a prompt of {len(request.prompt_ids)} tokens leaves no room for an answer"
             )
-        message = self._record(record)
+        message = {}
+        for record in records:
+            message = self._record(record)
         self._on_turn()
-        return message, record.finish_reason
+        return message, last.finish_reason
+
+    async def ask(self, messages: Sequence[Message]) -> Message:
+        """`prepare` in a thread, then `sample`; see `Model`."""
+        request = await anyio.to_thread.run_sync(self.prepare, messages)
+        message, _ = await self.sample(request)
+        return message
 
     def _request(self) -> GenerateRequest:
         return GenerateRequest(
-            rollout_id=self._rollout_id,
-            task_id=self._task_id,
-            member=self._member,
+            rollout_id=self._rollout.rollout_id,
+            attempt=self._rollout.attempt,
+            task_id=self._rollout.task.instance_id,
+            member=self._rollout.member,
             turn=self._conversation.turns,
             prompt_ids=self._conversation.prompt_ids(),
-            stop_ids=self._stop_ids,
-            temperature=self._sampling.temperature,
+            stop_ids=self._conversation.template.stop_ids,
+            sampling=self._sampling,
             max_new_tokens=self._sampling.max_new_tokens,
         )
 

@@ -1,0 +1,1 @@
+"""The subcommands of `agent-flow`, a file each."""

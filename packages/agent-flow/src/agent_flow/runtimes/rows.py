@@ -1,0 +1,59 @@
+"""Rows of tasks about a repository, in SWE-bench's columns."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import msgspec
+
+from agent_flow.errors import TaskRowError
+from agent_flow.task import NonEmpty, Task
+
+Commit = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{7,40}\Z")]
+_TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
+_NEEDS = "instance_id, repo, base_commit, problem_statement and FAIL_TO_PASS"
+
+
+class RepositoryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row says of its repository and its tests."""
+
+    repo: NonEmpty
+    """Repository: for `command`, a folder name below the runtime's `repos`."""
+    base_commit: Commit
+    """The commit that the agent starts from."""
+    FAIL_TO_PASS: tuple[NonEmpty, ...]
+    """Tests that fail at the base and must pass after the agent's patch."""
+    PASS_TO_PASS: tuple[NonEmpty, ...] = ()
+    """Tests that pass at the base and must go on passing."""
+    patch: str = ""
+    """The reference solution as a git diff; never shown to the agent."""
+    test_patch: str = ""
+    """Applied before grading only: brings the tests that judge."""
+
+
+def repository_row(task: Task) -> RepositoryRow:
+    """A task's row, checked.
+
+    Raises:
+        TaskRowError: a column is missing or malformed, or nothing would tell a right patch from none.
+    """
+    columns = dict(task.row)
+    where = f"{task.where} ({task.instance_id})"
+    for name in _TEST_LISTS:
+        value = columns.get(name)
+        if isinstance(value, str):  # SWE-bench's own data set holds these lists as JSON text inside the JSON
+            try:
+                columns[name] = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise TaskRowError(
+                    f"{name} is neither a list nor a JSON list in a string", where=where
+                ) from error
+    row = msgspec.structs.replace(task, row=columns).columns(RepositoryRow, needs=_NEEDS)
+    if not row.FAIL_TO_PASS:
+        raise TaskRowError(
+            "FAIL_TO_PASS is empty: nothing would tell a right patch from none",
+            where=where,
+            fix="name at least one test that fails at base_commit",
+        )
+    return row
