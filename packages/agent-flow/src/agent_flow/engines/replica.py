@@ -55,7 +55,7 @@ class Replica(Protocol):
         """Ask it; quick.
 
         Raises:
-            EngineError: of this and every other method: no answer, a refusal, or an answer that cannot be true.
+            EngineError: of all methods: no answer, a refusal, or an answer that cannot be true.
         """
         ...
 
