@@ -80,16 +80,17 @@ class AddressRoute:
         return {"headers": {}}
 
 
-def open_pool(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+def open_pool(connector: aiohttp.BaseConnector, base_url: str | None = None) -> aiohttp.ClientSession:
     """A pool that adds nothing to requests and keeps nothing of answers; connections that idle are closed.
 
     Args:
         connector: Becomes the pool's own.
+        base_url: What paths are relative to; None is nothing.
     """
     factory: Any = partial(_Connection, asyncio.get_running_loop())
     connector._factory = factory  # pyright: ignore[reportPrivateUsage]  (there is no other way in)
     return aiohttp.ClientSession(
-        connector=connector, skip_auto_headers=["User-Agent"], cookie_jar=aiohttp.DummyCookieJar()
+        base_url, connector=connector, skip_auto_headers=["User-Agent"], cookie_jar=aiohttp.DummyCookieJar()
     )
 
 
@@ -103,7 +104,10 @@ class _Connection(ResponseHandler):
     def close(self) -> None:
         """Close it, as its pool does when a request is cancelled."""
         self._shut()
+        transport = self.transport
         super().close()
+        if transport is not None and transport.get_extra_info("sslcontext") is not None:
+            transport.abort()  # TLS would wait for the other side's goodbye, after the end of the loop too
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """It was closed by whoever else, with the descriptor still open."""

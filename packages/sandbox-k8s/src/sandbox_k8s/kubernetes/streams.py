@@ -13,6 +13,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
+from sandbox_k8s.routes import open_pool
+
 from .access import ApiAccess
 from .api import refusal
 
@@ -49,7 +51,7 @@ class ApiStreams:
     async def opened(self) -> AsyncGenerator[None]:
         """Hold the pool."""
         connector = aiohttp.TCPConnector(ssl=self._access.tls or True, limit=0)
-        self._http = aiohttp.ClientSession(self._access.base_url, connector=connector)
+        self._http = open_pool(connector, self._access.base_url)
         try:
             yield
         finally:
