@@ -197,6 +197,7 @@ class Sandbox:
         Raises:
             FileNotFoundError: There is no ``local``.
             FileError: It cannot be written at ``remote``.
+            TransferError: Something of ``local`` could not be read, or a file shrank meanwhile.
         """
         source = Path(local)
         await anyio.to_thread.run_sync(source.lstat)

@@ -23,7 +23,7 @@ from .shell import ShellBusyError, ShellClosedError, ShellRequest
 from .web import Call, Route
 
 _SHORTEST_START_S = 10.0
-_GRACE_S = 1.0
+GRACE_S = 1.0
 _OUTPUT_LIMIT = 8 << 20  # per stream; as text in JSON it may be five times that
 _INTERRUPTED = "interrupted"
 
@@ -135,7 +135,7 @@ def run_in_session(call: Call) -> Reply:
     call.box.session(name)
     _check_syntax(command, call)
     request = ShellRequest(
-        command, timeout_s=action.get("timeout"), grace_s=_GRACE_S, output_limit=_OUTPUT_LIMIT, merge=True
+        command, timeout_s=action.get("timeout"), grace_s=GRACE_S, output_limit=_OUTPUT_LIMIT, merge=True
     )
     with call.box.operation("session", call.caller(), busy_s=request.timeout_s) as wake:
         outcome = call.box.run_in_session(name, request, wake, call.connection)

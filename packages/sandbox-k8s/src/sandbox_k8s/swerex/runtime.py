@@ -15,6 +15,7 @@ from swerex.utils.log import get_logger
 
 from sandbox_k8s.answers import NoAnswerError
 from sandbox_k8s.errors import SandboxError, SandboxLostError
+from sandbox_k8s.launcher import execute, rex, shell
 from sandbox_k8s.sync_sandbox import SyncSandbox
 
 from .errors import as_swerex
@@ -126,7 +127,9 @@ def _source(path: str) -> Path:
 def _work_s(endpoint: str, body: dict[str, Any]) -> float | None:
     """How long the launcher may work on a request; None is for ever."""
     if endpoint == "create_session":
-        return body["startup_timeout"] + 10.0  # the launcher gives start-up files at least so long
+        # The launcher gives start-up files at least 10 s.
+        return body["startup_timeout"] + 10.0 + shell.OVERRUN_S
     if endpoint == "execute" or body.get("action_type") == "bash":
-        return body["timeout"]
+        overrun_s = execute.OVERRUN_S if endpoint == "execute" else shell.OVERRUN_S
+        return None if body["timeout"] is None else body["timeout"] + rex.GRACE_S + overrun_s
     return 0.0
