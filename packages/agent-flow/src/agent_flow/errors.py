@@ -63,7 +63,7 @@ class RolloutError(AgentFlowError):
         super().__init__(cause, message, fault, retryable, evidence)
         self.cause = cause
         self.message = message
-        self.fault = fault
+        self.fault: Fault = fault
         self.retryable = retryable
         self.evidence = evidence
 
@@ -144,6 +144,11 @@ class GenerationAborted(BaseException):
     A `BaseException`, so that no `except Exception` of a scaffold turns an abort into an exit status. It
     exists only between the model adapter and the agent adapter, which turns it into a returned value.
     """
+
+    def __init__(self, records: tuple[GenerationRecord, ...] = ()) -> None:
+        super().__init__(records)
+        self.records = records
+        """What was sampled of the turn before the cut; the conversation holds it too, as an open turn."""
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from agent_flow.errors import Fault
+
 EventKind = Literal[
     "run_started",
     "rollout_started",
@@ -36,6 +38,8 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     dropped: str = ""
     """Reason. Empty: delivered."""
+    fault: Fault | Literal[""] = ""
+    """Whose fault the drop is. Empty: delivered."""
     note: str = ""
 
     @property

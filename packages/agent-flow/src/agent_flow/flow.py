@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import Annotated
 
 import msgspec
 from token_tracking.sample import Scalar
 
+from agent_flow.environments.base_commit import MIB, Base, BaseCommits
 from agent_flow.environments.patch import capture_patch
+from agent_flow.environments.test_surface import Policy, surface_of, without_paths
 from agent_flow.errors import EnvError, GraderError
 from agent_flow.outcome import outcome_of
-from agent_flow.protocols import Model, ProviderContext
+from agent_flow.protocols import Environment, Model, ProviderContext
 from agent_flow.providers import load_agent, load_environments, load_runtime
 from agent_flow.rollout import Rollout
 from agent_flow.task import Task
 
 _GRADER_ATTEMPTS = 2
 PATCH = "patch.diff"
+LEFT_OUT = "left_out.json"
+SURFACE = "test_surface.json"
 
 
 class SweFlow:
@@ -26,7 +31,20 @@ class SweFlow:
     class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """`[flow]` with `provider = "swe"`, which is what a file without `[flow]` has."""
 
+        max_file_mib: Annotated[float, msgspec.Meta(gt=0)] = 4.0
+        """A file above this that the agent made or changed is no part of its patch; `left_out.json` names
+        it."""
+        max_patch_mib: Annotated[float, msgspec.Meta(gt=0)] = 32.0
+        """A larger patch is not graded: evidence only."""
+        test_files: Policy = "reset"
+        """What the agent wrote into files that the task's test patch brings: `reset` takes it out of the
+        patch that is graded, `flag` only counts it."""
+        test_configuration: Policy = "flag"
+        """The same for conftest.py, pytest.ini, jest.config.js and their like."""
+
     def __init__(self, config: Config, context: ProviderContext) -> None:
+        self._config = config
+        self._bases = BaseCommits(context.scratch / "bases", max_file_bytes=int(config.max_file_mib * MIB))
         self._runtime = load_runtime(context)
         self._environments = load_environments(context)
         self._agent = load_agent(context)
@@ -56,15 +74,31 @@ class SweFlow:
         spec = self._runtime.environment(rollout.task)
         async with self._environments.open(spec) as environment:
             rollout.produced_by.update(environment.describe())
+            base = await self._bases.prepare(environment, spec)
+            rollout.produced_by.update(base.describe())
             result = await self._agent.run(rollout.task, model, environment)
             rollout.exit_status = result.exit_status
             rollout.messages = result.messages
             try:
-                rollout.artifacts[PATCH] = await capture_patch(environment, spec)
+                await self._capture(rollout, environment, base)
             except GraderError as error:
                 if error.fault != "agent":
                     raise
                 rollout.ungraded = error
+
+    async def _capture(self, rollout: Rollout, environment: Environment, base: Base) -> None:
+        captured = await capture_patch(
+            environment, base, max_patch_bytes=int(self._config.max_patch_mib * MIB)
+        )
+        surface = surface_of(captured.patch, _test_patch(rollout.task))
+        rollout.artifacts[PATCH] = captured.patch
+        rollout.produced_by.update(surface.counters())
+        rollout.produced_by["left_out"] = sum(captured.left_out_counts.values())
+        if captured.left_out:
+            left_out = {"counts": captured.left_out_counts, "files": captured.left_out}
+            rollout.artifacts[LEFT_OUT] = msgspec.json.format(msgspec.json.encode(left_out))
+        if surface:
+            rollout.artifacts[SURFACE] = surface.to_json()
 
     async def reward(self, rollout: Rollout) -> None:
         """Apply the outcome table; grade where it says so.
@@ -96,6 +130,10 @@ class SweFlow:
     async def _grade(self, rollout: Rollout) -> None:
         spec = msgspec.structs.replace(self._runtime.environment(rollout.task), purpose="grader")
         patch = rollout.artifacts[PATCH]
+        surface = surface_of(patch, _test_patch(rollout.task))
+        taken_back = surface.reset(self._config.test_files, self._config.test_configuration)
+        patch = without_paths(patch, taken_back)
+        rollout.produced_by["surface_reset"] = len(taken_back)
         for attempt in range(1, _GRADER_ATTEMPTS + 1):
             try:
                 async with self._environments.open(spec) as environment:
@@ -106,3 +144,9 @@ class SweFlow:
             else:
                 rollout.reward = rollout.verdict.reward
                 return
+
+
+def _test_patch(task: Task) -> bytes:
+    """Of rows that have the column, as SWE-bench's do."""
+    column = task.row.get("test_patch")
+    return column.encode() if isinstance(column, str) else b""

@@ -129,6 +129,15 @@ def read_ledger(folder: Path) -> Ledger:
     )
 
 
+def read_events(folder: Path) -> list[dict[str, object]]:
+    """Every event of a run's journals, file by file, in order. A torn last line is left out.
+
+    Raises:
+        JournalError: a file is no journal.
+    """
+    return [line for path in sorted(folder.glob("*.jsonl")) for _, line in _lines(path)]
+
+
 def _cut_torn_line(path: Path) -> None:
     """A crash in mid write leaves half a line; a line that is appended to it would be lost with it."""
     if path.exists():

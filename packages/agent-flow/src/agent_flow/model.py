@@ -9,7 +9,8 @@ from token_tracking import GenerationRecord
 from token_tracking.errors import TokenTrackingError
 
 from agent_flow.config import SamplingConfig
-from agent_flow.errors import ContextFullError, EngineError, TokenError
+from agent_flow.engine_calls import CallLog
+from agent_flow.errors import ContextFullError, EngineError, GenerationAborted, TokenError
 from agent_flow.protocols import Engine, GenerateRequest
 from agent_flow.rollout import Message, Rollout
 
@@ -18,13 +19,20 @@ class ConversationModel:
     """One rollout's conversation and the engine that continues it; see `Model`."""
 
     def __init__(
-        self, rollout: Rollout, engine: Engine, sampling: SamplingConfig, *, on_turn: Callable[[], None]
+        self,
+        rollout: Rollout,
+        engine: Engine,
+        sampling: SamplingConfig,
+        *,
+        on_turn: Callable[[], None],
+        log: CallLog | None = None,
     ) -> None:
         self._rollout = rollout
         self._conversation = rollout.conversation
         self._engine = engine
         self._sampling = sampling
         self._on_turn = on_turn
+        self._log = log
 
     def prepare(self, messages: Sequence[Message]) -> GenerateRequest:
         """Bring the conversation up to the history and ask for the next turn; see `Model`."""
@@ -36,10 +44,7 @@ class ConversationModel:
 
     async def sample(self, request: GenerateRequest) -> tuple[Message, str]:
         """Sample the turn and record it; see `Model`."""
-        try:
-            records = await self._engine.generate(request)
-        except TokenTrackingError as error:
-            raise EngineError("record", f"the engine's answer cannot be true: {error}") from error
+        records = await self._generate(request)
         last = records[-1]
         if last.finish_reason == "length" and not sum(len(record.output_ids) for record in records):
             raise ContextFullError(
@@ -48,14 +53,35 @@ class ConversationModel:
         message = {}
         for record in records:
             message = self._record(record)
+        if last.finish_reason == "abort" and self._conversation.waiting:
+            raise GenerationAborted(records)
         self._on_turn()
         return message, last.finish_reason
 
     async def ask(self, messages: Sequence[Message]) -> Message:
         """`prepare` in a thread, then `sample`; see `Model`."""
         request = await anyio.to_thread.run_sync(self.prepare, messages)
-        message, _ = await self.sample(request)
+        try:
+            message, _ = await self.sample(request)
+        except GenerationAborted as aborted:
+            # An agent on the event loop has no thread to leave, and nothing may end its task group.
+            error = EngineError("aborted", "the turn was cut from outside", retryable=True)
+            error.partial = aborted.records
+            raise error from aborted
         return message
+
+    async def _generate(self, request: GenerateRequest) -> tuple[GenerationRecord, ...]:
+        try:
+            records = await self._engine.generate(request)
+        except TokenTrackingError as error:
+            raise EngineError("record", f"the engine's answer cannot be true: {error}") from error
+        except EngineError as error:
+            if self._log is not None:
+                self._log.failed(request.prompt_ids, error)
+            raise
+        if self._log is not None:
+            self._log.answered(request.prompt_ids, records)
+        return records
 
     def _request(self) -> GenerateRequest:
         return GenerateRequest(
@@ -63,7 +89,7 @@ class ConversationModel:
             attempt=self._rollout.attempt,
             task_id=self._rollout.task.instance_id,
             member=self._rollout.member,
-            turn=self._conversation.turns,
+            turn=self._conversation.turns - self._conversation.open_turn,
             prompt_ids=self._conversation.prompt_ids(),
             stop_ids=self._conversation.template.stop_ids,
             sampling=self._sampling,

@@ -105,6 +105,8 @@ _OF_TRAINING = (
     _evidence("submitted (exit_environment_error)", "the sandbox failed: says nothing about the policy"),
     _evidence("exit_api", "the engine failed: says nothing about the policy"),
     _evidence("exit_environment_error", "the sandbox failed: says nothing about the policy"),
+    _evidence("exit_error", "the scaffold failed: says nothing about the policy"),
+    _evidence("submitted (exit_error)", "the scaffold failed: says nothing about the policy"),
     _evidence("*", "not an exit status that this table knows: evidence only"),
 )
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from token_tracking import GenerationRecord, Tokenizer
 from token_tracking.sample import Scalar, Source
 
+from agent_flow.agents.state import AgentState
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile, SamplingConfig
 from agent_flow.rollout import Message, Rollout, Verdict
@@ -85,7 +86,7 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> Mapping[str, Scalar]:
-        """What goes into a sample's provenance."""
+        """What goes into a sample's provenance; `policy_run` is that of the weights, if they have one."""
         ...
 
 
@@ -186,6 +187,8 @@ class Model(Protocol):
         """Sample what `prepare` asked for. Returns the assistant message and the finish reason.
 
         Raises:
+            GenerationAborted: the turn was cut; the conversation holds what there was, and `prepare` with the
+                same history goes on in it. A `BaseException`: for scaffolds in threads (`agents`).
             ContextFullError: the prompt leaves no room for an answer.
             EngineError: the engine failed.
             TokenError: what the engine gave contradicts itself.
@@ -193,7 +196,10 @@ class Model(Protocol):
         ...
 
     async def ask(self, messages: Sequence[Message]) -> Message:
-        """`prepare` in a thread, then `sample`: for agents that live on the event loop. Raises as they do."""
+        """`prepare` in a thread, then `sample`: for agents that live on the event loop.
+
+        Raises as they do, but for an abort: that is an `EngineError` here.
+        """
         ...
 
 
@@ -204,6 +210,9 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     """The scaffold's own word, such as `Submitted`; `Aborted` when it was cut from outside."""
     messages: tuple[Message, ...]
     """The scaffold's own history, for people."""
+    state: AgentState | None = None
+    """Of an aborted run: from which `run` goes on, in any process that has the conversation and the sandbox.
+    None: it ended, or was cut where it cannot go on (within a command, whose effect nobody knows)."""
 
 
 class AgentProvider(Protocol):
@@ -212,8 +221,16 @@ class AgentProvider(Protocol):
     tools: tuple[Mapping[str, object], ...]
     """Tool schemas that the chat template prints. Empty: none."""
 
-    async def run(self, task: Task, model: Model, environment: Environment) -> AgentResult:
+    async def run(
+        self, task: Task, model: Model, environment: Environment, state: AgentState | None = None
+    ) -> AgentResult:
         """Work on a task until the scaffold ends by itself.
+
+        Args:
+            task: What to do.
+            model: Over the rollout's conversation; with `state`, over the one that was saved with it.
+            environment: A fresh sandbox; with `state`, the one that was left.
+            state: Of an aborted run that is to go on. None: begin.
 
         Raises:
             RolloutError: something outside the scaffold failed.

@@ -13,6 +13,8 @@ from token_tracking.sample import Sample, Scalar, Source, Status
 from agent_flow.errors import RolloutError, TokenError
 from agent_flow.task import Task
 
+POLICY_RUN = "policy_run"
+"""Key under which an engine's `describe` names the training run that counts its weight versions."""
 Message = dict[str, object]
 Mode = Literal["train", "eval"]
 """`eval` measures: its own agent and sampling, and nothing of it is trained."""
@@ -61,6 +63,10 @@ class Rollout(msgspec.Struct, kw_only=True):
     """For the samples' provenance: what is of this rollout alone, such as its image's digest."""
     artifacts: dict[str, bytes] = {}
     """Files for the rollout's folder by name, such as `patch.diff`."""
+    turn_rewards: tuple[float | None, ...] | None = None
+    """One per turn of the conversation, in the order of recording. None: the rollout's own alone."""
+    extra: dict[str, Scalar] = {}
+    """For the samples' `extra`: what a judge says beside the reward."""
 
 
 def samples_of(rollout: Rollout, source: Source, provenance: Mapping[str, Scalar]) -> tuple[Sample, ...]:
@@ -76,11 +82,14 @@ def samples_of(rollout: Rollout, source: Source, provenance: Mapping[str, Scalar
             attempt=rollout.attempt,
             task_id=rollout.task.instance_id,
             reward=rollout.reward,
+            turn_rewards=rollout.turn_rewards,
             in_loss=rollout.in_loss,
             in_baseline=rollout.in_baseline,
             status=rollout.status,
             source=source,
+            policy_run=str(provenance.get(POLICY_RUN, "")),
             provenance=provenance,
+            extra=rollout.extra,
         )
     except TokenTrackingError as error:
         raise TokenError("samples", str(error)) from error

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import msgspec
-from token_tracking import Tokenizer, load_tokenizer
-from token_tracking.errors import TokenTrackingError
 
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
-from agent_flow.delivery import Delivery
-from agent_flow.errors import ConfigError, UsageError, unwrapped
+from agent_flow.destination import Destination, FolderOnly
+from agent_flow.errors import UsageError, unwrapped
 from agent_flow.events import Event, Listener, RolloutRow, Summary
 from agent_flow.interrupt import Interrupt
 from agent_flow.journal import Journal, Ledger, read_ledger
 from agent_flow.parts import Parts
 from agent_flow.protocols import ProviderContext
+from agent_flow.replay_run import Replay
+from agent_flow.rollout import Mode
 from agent_flow.run_folder import RunFolder
 from agent_flow.scratch import scratch_folder
 from agent_flow.task import Task
-from agent_flow.worker import Worker
+from agent_flow.templates import tokenizer_of
+from agent_flow.worker import Habits, Place, Worker, places_of
 
 _INTERRUPTED_DRAIN_S = 0.5
 _NOTHING = Ledger(started=0, live=0, parked=0, delivered=0, dropped={})
@@ -51,15 +52,31 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def run(file: ConfigFile, *, clock: Clock, listener: Listener) -> RunResult:
+async def run(
+    file: ConfigFile,
+    *,
+    clock: Clock,
+    listener: Listener,
+    mode: Mode = "train",
+    dump: bool = False,
+    replay: Replay | None = None,
+) -> RunResult:
     """Run every task of a configuration.
+
+    Args:
+        file: The configuration.
+        clock: Wall clock and ids.
+        listener: Told what happens.
+        mode: `eval` measures: nothing is trained, nothing is sent, no trainer is needed.
+        dump: Write what is needed to replay the run.
+        replay: Run these rollouts again, each with what its engine gave then; nothing is sent.
 
     Raises:
         UsageError: the configuration, a task row or a provider cannot work; raised before the first rollout
             starts, and no run folder is left.
     """
     interrupt = Interrupt(lambda text: listener(Event(event="warning", text=text)))
-    run_of_one = _Run(file, clock, listener, interrupt)
+    run_of_one = _Run(file, clock, listener, interrupt, mode=mode, dump=dump, replay=replay)
     async with interrupt.watching():
         with interrupt.scope():
             await run_of_one.run()
@@ -69,8 +86,25 @@ async def run(file: ConfigFile, *, clock: Clock, listener: Listener) -> RunResul
 class _Run:
     """The parts of one run and what became of them."""
 
-    def __init__(self, file: ConfigFile, clock: Clock, listener: Listener, interrupt: Interrupt) -> None:
+    def __init__(
+        self,
+        file: ConfigFile,
+        clock: Clock,
+        listener: Listener,
+        interrupt: Interrupt,
+        *,
+        mode: Mode,
+        dump: bool,
+        replay: Replay | None,
+    ) -> None:
         self._file = file
+        self._mode: Mode = mode
+        self._replay = replay
+        self._habits = Habits(
+            dump=dump,
+            sends=mode == "train" and replay is None,
+            on_finished=None if replay is None else replay.finished,
+        )
         self._clock = clock
         self._listener = listener
         self._interrupt = interrupt
@@ -83,12 +117,12 @@ class _Run:
 
     async def run(self) -> None:
         with scratch_folder() as scratch:
-            tokenizer = _tokenizer(self._file)
+            tokenizer = tokenizer_of(self._file)
             context = ProviderContext(
                 file=self._file, clock=self._clock, tokenizer=tokenizer, scratch=scratch
             )
             await anyio.lowlevel.checkpoint()
-            parts = Parts(context)
+            parts = Parts(context, None if self._replay is None else self._replay.engine(tokenizer))
             await anyio.lowlevel.checkpoint()
             tasks = parts.flow.load()
             parts.engine.check(tasks)
@@ -97,22 +131,37 @@ class _Run:
                 parts.templates.of(task)
             await anyio.lowlevel.checkpoint()
             self._tasks = tasks
+            places = self._places()
             folder = self._folder = RunFolder.create(self._file, self._clock)
             try:
                 with Journal(folder.journal, "worker-0", self._clock) as journal:
-                    await self._session(parts, folder, journal)
+                    await self._session(parts, folder, journal, places)
             except UsageError:
                 self._folder = None
                 folder.discard()
                 raise
 
-    async def _session(self, parts: Parts, folder: RunFolder, journal: Journal) -> None:
+    def _places(self) -> tuple[Place, ...]:
+        if self._replay is not None:
+            return self._replay.places(self._tasks)
+        return places_of(self._tasks, self._file.run.tasks.rollouts_per_task, self._mode, self._clock)
+
+    def _destination(self, folder: RunFolder, trainer_lost: Callable[[str], None]) -> Destination:
+        if not self._habits.sends:
+            return FolderOnly()
+        from agent_flow.delivery import Delivery  # loads trainer_bridge, which an evaluation does without
+
+        return Delivery(self._file.run.trainer, folder.path, folder.trainer, trainer_lost)
+
+    async def _session(
+        self, parts: Parts, folder: RunFolder, journal: Journal, places: Sequence[Place]
+    ) -> None:
         def trainer_lost(why: str) -> None:
             journal.write("trainer_lost", message=why)
             text = f"{why}\n  samples are kept in {folder.samples} until a trainer has them"
             self._listener(Event(event="warning", text=text))
 
-        delivery = Delivery(self._file.run.trainer, folder.path, folder.trainer, trainer_lost)
+        delivery = self._destination(folder, trainer_lost)
         try:
             with unwrapped():
                 async with anyio.create_task_group() as group:
@@ -120,7 +169,7 @@ class _Run:
                         await delivery.start(group)
                         self._tell_start(folder, journal, delivery)
                         async with parts.session():
-                            await self._work(parts, folder, journal, delivery)
+                            await self._work(parts, folder, journal, delivery, places)
                     finally:
                         await self._close(folder, journal, delivery)
                         group.cancel_scope.cancel()
@@ -128,17 +177,24 @@ class _Run:
             with anyio.CancelScope(shield=True):
                 await delivery.close_pipes()
 
-    def _tell_start(self, folder: RunFolder, journal: Journal, delivery: Delivery) -> None:
+    def _tell_start(self, folder: RunFolder, journal: Journal, delivery: Destination) -> None:
         journal.write("run_started", tasks=len(self._tasks), name=self._file.run.name)
         path = str(folder.path)
         self._listener(Event(event="run_started", text=f"run folder: {path}", values={"folder": path}))
         self._listener(Event(event="trainer", text=f"trainer: {delivery.address}"))
 
-    async def _work(self, parts: Parts, folder: RunFolder, journal: Journal, delivery: Delivery) -> None:
+    async def _work(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        journal: Journal,
+        delivery: Destination,
+        places: Sequence[Place],
+    ) -> None:
         worker = Worker(
             self._file.run.worker,
             parts,
-            "train",
+            self._habits,
             journal=journal,
             delivery=delivery,
             folder=folder,
@@ -146,9 +202,9 @@ class _Run:
             listener=self._listener,
         )
         self._rows = worker.rows
-        await worker.run(self._tasks, self._file.run.tasks.rollouts_per_task)
+        await worker.run(places)
 
-    async def _close(self, folder: RunFolder, journal: Journal, delivery: Delivery) -> None:
+    async def _close(self, folder: RunFolder, journal: Journal, delivery: Destination) -> None:
         interrupted = self._interrupt.happened
         drain_s = _INTERRUPTED_DRAIN_S if interrupted.is_set() else self._file.run.trainer.drain_s
         with anyio.CancelScope(shield=True):
@@ -182,15 +238,6 @@ class _Run:
             problem=self._problem,
             interrupted=self._interrupt.happened.is_set(),
         )
-
-
-def _tokenizer(file: ConfigFile) -> Tokenizer:
-    name = file.run.model.tokenizer
-    path = file.resolve(name)
-    try:
-        return load_tokenizer(path if path.exists() else name)
-    except TokenTrackingError as error:
-        raise ConfigError(str(error), where=f"{file.path} model.tokenizer") from error
 
 
 def _mean_reward(task: Task, rows: Sequence[RolloutRow]) -> float | None:

@@ -6,16 +6,62 @@ import shutil
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
+from token_tracking import Conversation
 from token_tracking.sample import Source
 from token_tracking.view import render_html
 
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
+from agent_flow.dump import NAME as DUMP
+from agent_flow.dump import RolloutDump, write_dump
 from agent_flow.errors import ConfigError
 from agent_flow.events import RolloutRow
 from agent_flow.rollout import Rollout
+from agent_flow.templates import delta_road
+
+PROVENANCE, SNAPSHOT, PAGE = "provenance.json", "conversation.snapshot", "view.html"
+
+
+class TemplateSource(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat template is compiled from."""
+
+    source: str
+    tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page shows of `provenance.json`."""
+
+    kind: Literal["agent-flow-provenance"]
+    version: Literal[1]
+    rollout_id: str
+    task_id: str
+    exit_status: str
+    reward: float | None
+    in_loss: bool
+    in_baseline: bool
+    source: Source
+    seconds: float
+    artifacts: dict[str, int]
+    """Sizes by file name."""
+    template: TemplateSource
+
+    def facts(self) -> dict[str, str]:
+        """What stands on top of a rollout's page."""
+        return {
+            "task": self.task_id,
+            "exit status": self.exit_status,
+            "reward": "not graded" if self.reward is None else f"{self.reward:g}",
+            "seconds": f"{self.seconds:.1f}",
+            "source": self.source,
+            "in loss / in baseline": f"{self.in_loss} / {self.in_baseline}",
+            "rollout": self.rollout_id,
+            **{name: f"{size:,} bytes" for name, size in self.artifacts.items()},
+        }
 
 
 class RunFolder:
@@ -55,50 +101,30 @@ class RunFolder:
         shutil.rmtree(self.path)
 
     def write_rollout(
-        self, rollout: Rollout, source: Source, seconds: float, provenance: Mapping[str, object]
+        self,
+        rollout: Rollout,
+        source: Source,
+        seconds: float,
+        provenance: Mapping[str, object],
+        *,
+        dump: RolloutDump | None = None,
     ) -> None:
         """Write everything a person or a script may want to know of one rollout."""
         folder = self.rollouts / rollout.rollout_id
         folder.mkdir(parents=True, exist_ok=True)
-        report = rollout.conversation.report()
-        template = rollout.conversation.template
         _write(folder / "messages.json", _document("messages", messages=list(rollout.messages)))
-        _write(
-            folder / "provenance.json",
-            _document(
-                "provenance",
-                rollout_id=rollout.rollout_id,
-                group_id=rollout.group_id,
-                task_id=rollout.task.instance_id,
-                member=rollout.member,
-                attempt=rollout.attempt,
-                mode=rollout.mode,
-                exit_status=rollout.exit_status,
-                reward=rollout.reward,
-                in_loss=rollout.in_loss,
-                in_baseline=rollout.in_baseline,
-                status=rollout.status,
-                tests={} if rollout.verdict is None else dict(rollout.verdict.tests),
-                produced_by=dict(provenance),
-                template={
-                    "source": template.source,
-                    "tools": template.tools,
-                    "variables": template.variables,
-                    "fingerprint": template.fingerprint,
-                },
-                tokens=report.as_dict(),
-            ),
-        )
+        document = _provenance(rollout, source, seconds, provenance)
+        _write(folder / PROVENANCE, document)
         for name, data in rollout.artifacts.items():
             (folder / name).write_bytes(data)
-        (folder / "conversation.snapshot").write_bytes(rollout.conversation.to_bytes())
+        (folder / SNAPSHOT).write_bytes(rollout.conversation.to_bytes())
+        if dump is not None:
+            write_dump(folder / DUMP, dump)
         if rollout.verdict is not None:
             (folder / "grader.log").write_text(
                 rollout.verdict.log, encoding="utf-8", errors="surrogateescape"
             )
-        facts = _facts(rollout, source, seconds)
-        page = render_html(rollout.conversation, title=rollout.task.instance_id, facts=facts)
-        (folder / "view.html").write_text(page, encoding="utf-8", errors="replace")
+        write_page(folder, rollout.conversation, msgspec.json.decode(document, type=Provenance))
 
     def write_index(self, rows: Sequence[RolloutRow]) -> Path:
         """A page that leads from tasks to the pages of their rollouts."""
@@ -113,7 +139,7 @@ class RunFolder:
         return self.path / "index.html"
 
     def _link(self, row: RolloutRow) -> str:
-        page = self.rollouts / row.rollout_id / "view.html"
+        page = self.rollouts / row.rollout_id / PAGE
         task = escape(row.task)
         return f'<a href="{page.relative_to(self.path)}">{task}</a>' if page.exists() else task
 
@@ -135,18 +161,44 @@ code {{ opacity: .6; }}
 """
 
 
-def _facts(rollout: Rollout, source: Source, seconds: float) -> dict[str, str]:
-    """What stands on top of a rollout's page."""
-    return {
-        "task": rollout.task.instance_id,
-        "exit status": rollout.exit_status,
-        "reward": "not graded" if rollout.reward is None else f"{rollout.reward:g}",
-        "seconds": f"{seconds:.1f}",
-        "source": source,
-        "in loss / in baseline": f"{rollout.in_loss} / {rollout.in_baseline}",
-        "rollout": rollout.rollout_id,
-        **{name: f"{len(data):,} bytes" for name, data in rollout.artifacts.items()},
-    }
+def write_page(folder: Path, conversation: Conversation, provenance: Provenance) -> Path:
+    """The self-contained page of one rollout, with every token."""
+    page = render_html(conversation, title=provenance.task_id, facts=provenance.facts())
+    (folder / PAGE).write_text(page, encoding="utf-8", errors="replace")
+    return folder / PAGE
+
+
+def _provenance(rollout: Rollout, source: Source, seconds: float, produced_by: Mapping[str, object]) -> bytes:
+    template = rollout.conversation.template
+    return _document(
+        "provenance",
+        rollout_id=rollout.rollout_id,
+        group_id=rollout.group_id,
+        task_id=rollout.task.instance_id,
+        member=rollout.member,
+        attempt=rollout.attempt,
+        mode=rollout.mode,
+        exit_status=rollout.exit_status,
+        reward=rollout.reward,
+        in_loss=rollout.in_loss,
+        in_baseline=rollout.in_baseline,
+        status=rollout.status,
+        source=source,
+        seconds=seconds,
+        turn_rewards=rollout.turn_rewards,
+        extra=rollout.extra,
+        artifacts={name: len(data) for name, data in rollout.artifacts.items()},
+        tests={} if rollout.verdict is None else dict(rollout.verdict.tests),
+        produced_by=dict(produced_by),
+        template={
+            "source": template.source,
+            "tools": template.tools,
+            "variables": template.variables,
+            "fingerprint": template.fingerprint,
+            "delta": delta_road(template),
+        },
+        tokens=rollout.conversation.report().as_dict(),
+    )
 
 
 def _document(kind: str, **values: object) -> bytes:

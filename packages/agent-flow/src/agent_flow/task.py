@@ -1,9 +1,13 @@
-"""Tasks: rows of a JSON Lines file. What a row holds beside its name and its problem is for the runtime."""
+"""Tasks: rows of a JSON Lines or Parquet file.
+
+What a row holds beside its name and its problem is for the runtime.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar, cast
 
@@ -50,42 +54,56 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_tasks(path: Path) -> tuple[Task, ...]:
-    """Read every row of a JSON Lines file.
+    """Read every row of a file: Parquet if its name ends in `.parquet`, else JSON Lines.
 
     Raises:
         TaskRowError: the file cannot be read, or a row is malformed, empty, or named twice; says file and
-        line.
+        line or row.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TaskRowError(
-            f"cannot read the task file: {error.strerror}",
-            where=str(path),
-            fix="set tasks.path to a .jsonl file",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise TaskRowError(f"the task file is not UTF-8: {error}", where=str(path)) from error
+    rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
     tasks: list[Task] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON may hold a bare U+2028
-        if not line.strip():
-            continue
-        task = _decode_row(line, where=f"{path}:{number}")
+    seen: dict[str, str] = {}
+    for where, columns in rows:
+        task = _decode_row(columns, where=where)
+        place = where.removeprefix(f"{path}:").strip()
         if task.instance_id in seen:
             raise TaskRowError(
-                f"instance_id {task.instance_id!r} was already used in line {seen[task.instance_id]}",
-                where=f"{path}:{number}",
+                f"instance_id {task.instance_id!r} was already used in {seen[task.instance_id]}",
+                where=where,
                 fix="give every row its own instance_id",
             )
-        seen[task.instance_id] = number
+        seen[task.instance_id] = place if place.startswith("row") else f"line {place}"
         tasks.append(task)
     if not tasks:
         raise TaskRowError("the task file holds no rows", where=str(path))
     return tuple(tasks)
 
 
-def _decode_row(line: str, *, where: str) -> Task:
+_Rows = Iterator[tuple[str, dict[str, object]]]
+"""Where a row stands, and its columns."""
+
+
+def _json_rows(path: Path) -> _Rows:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise TaskRowError(f"the task file is not UTF-8: {error}", where=str(path)) from error
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON may hold a bare U+2028
+        if line.strip():
+            yield f"{path}:{number}", _json_row(line, where=f"{path}:{number}")
+
+
+def _unreadable(path: Path, error: OSError) -> TaskRowError:
+    return TaskRowError(
+        f"cannot read the task file: {error.strerror or error}",
+        where=str(path),
+        fix="set tasks.path to a .jsonl or .parquet file",
+    )
+
+
+def _json_row(line: str, *, where: str) -> dict[str, object]:
     try:
         row: object = json.loads(line)
     except json.JSONDecodeError as error:
@@ -103,6 +121,40 @@ def _decode_row(line: str, *, where: str) -> Task:
         raise TaskRowError(
             "the row holds half of a surrogate pair (\\ud800 to \\udfff), which is no text", where=where
         ) from error
+    return columns
+
+
+def _parquet_rows(path: Path) -> _Rows:
+    """Rows of a Parquet file, which has every column in every row: null means that there is none."""
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise TaskRowError(
+            "a Parquet file needs the package 'pyarrow', which is not installed",
+            where=str(path),
+            fix="pip install 'agent-flow[parquet]'",
+        ) from error
+    try:
+        rows = cast("list[dict[str, object]]", parquet.read_table(path).to_pylist())
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except pyarrow.ArrowException as error:
+        raise TaskRowError(f"not a Parquet file: {error}", where=str(path)) from error
+    for number, row in enumerate(rows, 1):
+        plain = msgspec.to_builtins(row, enc_hook=str)  # dates become text, as in the JSON form of a data set
+        yield f"{path}: row {number}", _without_nulls(plain)
+
+
+def _without_nulls(row: Mapping[str, object]) -> dict[str, object]:
+    return {
+        key: _without_nulls(cast("Mapping[str, object]", value)) if isinstance(value, dict) else value
+        for key, value in row.items()
+        if value is not None
+    }
+
+
+def _decode_row(columns: dict[str, object], *, where: str) -> Task:
     named = {key: columns[key] for key in _NAMED if key in columns}
     try:
         return msgspec.convert({**named, "row": columns, "where": where}, Task)

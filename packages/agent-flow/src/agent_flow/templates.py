@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from token_tracking import ChatTemplate
+from token_tracking import ChatTemplate, Tokenizer, load_tokenizer
 from token_tracking.errors import TokenTrackingError
 
+from agent_flow.config import ConfigFile
 from agent_flow.errors import ConfigError
 from agent_flow.protocols import ProviderContext
 from agent_flow.task import Task
@@ -50,10 +51,34 @@ class Templates:
                 ) from error
         return self._compiled[key]
 
-    def describe(self) -> dict[str, str]:
+    def describe(self, template: ChatTemplate) -> dict[str, str]:
         """What goes into a sample's provenance."""
+        tokenizer = self._tokenizer
         return {
-            "tokenizer": self._tokenizer.name,
-            "tokenizer_fingerprint": self._tokenizer.fingerprint,
+            "tokenizer": tokenizer.name,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            "tokenizer_backend": tokenizer.backend,
+            "tokenizer_backend_because": tokenizer.backend_reason,
             "chat_template": self._model.chat_template,
+            "template_fingerprint": template.fingerprint,
+            "template_delta": delta_road(template),
         }
+
+
+def tokenizer_of(file: ConfigFile) -> Tokenizer:
+    """The tokenizer that `[model]` names.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    name = file.run.model.tokenizer
+    path = file.resolve(name)
+    try:
+        return load_tokenizer(path if path.exists() else name)
+    except TokenTrackingError as error:
+        raise ConfigError(str(error), where=file.where(("model", "tokenizer"))) from error
+
+
+def delta_road(template: ChatTemplate) -> str:
+    """How new messages become ids: by the compiled program, or by full renders and why."""
+    return "program" if template.program is not None else f"full renders: {template.refusal}"

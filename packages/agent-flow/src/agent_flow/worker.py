@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
 from functools import partial
+from typing import Literal
 
 import anyio
 import anyio.to_thread
 import msgspec
+from token_tracking.sample import Sample
 
 from agent_flow.clock import Clock
 from agent_flow.config import WorkerConfig
-from agent_flow.delivery import Delivery
-from agent_flow.errors import DeliveryError, JournalError, RolloutError, StageTimeoutError, UsageError
+from agent_flow.destination import Destination
+from agent_flow.dump import dump_of
+from agent_flow.engine_calls import CallLog
+from agent_flow.errors import DeliveryError, Fault, JournalError, RolloutError, StageTimeoutError, UsageError
 from agent_flow.events import Event, Listener, RolloutRow
 from agent_flow.journal import Journal
 from agent_flow.model import ConversationModel
@@ -30,12 +35,38 @@ INTERRUPTED = "flow/interrupted"
 BUG = "flow/bug"
 
 
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rollout stands: its task, its group, and which of the group it is."""
 
     task: Task
     group_id: str
     member: int
+    mode: Mode = "train"
+    rollout_id: str = ""
+    """Of the first rollout in it. Empty: a new one."""
+    now: datetime | None = None
+    """What the chat template prints as the date. None: today's."""
+
+
+def places_of(tasks: Iterable[Task], rollouts_per_task: int, mode: Mode, clock: Clock) -> tuple[Place, ...]:
+    """A group for each task."""
+    groups = [(task, clock.new_id()) for task in tasks]
+    return tuple(
+        Place(task=task, group_id=group_id, member=member, mode=mode)
+        for task, group_id in groups
+        for member in range(rollouts_per_task)
+    )
+
+
+class Habits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kind of run does otherwise than `agent-flow run`."""
+
+    dump: bool = False
+    """Write `engine.dump` for each rollout."""
+    sends: bool = True
+    """Samples go to a trainer."""
+    on_finished: Callable[[Rollout, Sequence[Sample]], None] | None = None
+    """Called with each rollout that came to its end, and its samples."""
 
 
 class Worker:
@@ -49,17 +80,17 @@ class Worker:
         self,
         config: WorkerConfig,
         parts: Parts,
-        mode: Mode,
+        habits: Habits,
         *,
         journal: Journal,
-        delivery: Delivery,
+        delivery: Destination,
         folder: RunFolder,
         clock: Clock,
         listener: Listener,
     ) -> None:
         self._config = config
         self._parts = parts
-        self._mode: Mode = mode
+        self._habits = habits
         self._journal = journal
         self._delivery = delivery
         self._folder = folder
@@ -68,24 +99,23 @@ class Worker:
         self._slots = anyio.Semaphore(config.max_rollouts)
         self.rows: list[RolloutRow] = []
 
-    async def run(self, tasks: tuple[Task, ...], rollouts_per_task: int) -> None:
-        """Run every task's group to its end. A failed rollout is a row, not an exception."""
+    async def run(self, places: Iterable[Place]) -> None:
+        """Run every place to its end. A failed rollout is a row, not an exception."""
         async with anyio.create_task_group() as group:
-            for task in tasks:
-                group_id = self._clock.new_id()
-                for member in range(rollouts_per_task):
-                    await self._slots.acquire()
-                    group.start_soon(self._run_one, _Place(task=task, group_id=group_id, member=member))
+            for place in places:
+                await self._slots.acquire()
+                group.start_soon(self._run_one, place)
 
-    async def _run_one(self, place: _Place) -> None:
+    async def _run_one(self, place: Place) -> None:
         try:
-            for _ in range(1 + self._config.max_refills):
-                if not await self._run_to_its_end(place, self._clock.new_id()):
+            for refill in range(1 + self._config.max_refills):
+                first = place.rollout_id if not refill else ""
+                if not await self._run_to_its_end(place, first or self._clock.new_id()):
                     break
         finally:
             self._slots.release()
 
-    async def _run_to_its_end(self, place: _Place, rollout_id: str) -> bool:
+    async def _run_to_its_end(self, place: Place, rollout_id: str) -> bool:
         """Returns whether another has to take its place."""
         task = place.task
         end = _End(self, task, rollout_id)
@@ -101,7 +131,7 @@ class Worker:
             end.dropped("flow/usage", "the run cannot go on")
             raise
         except RolloutError as error:
-            end.dropped(error.reason, error.message, error.evidence)
+            end.dropped(error.reason, error.message, error.evidence, fault=error.fault)
             await self._write_files(end)
             return outcome_of_error(error).refill
         except DeliveryError as error:
@@ -115,11 +145,11 @@ class Worker:
             raise
         return False
 
-    async def _attempts(self, place: _Place, rollout_id: str, end: _End) -> None:
+    async def _attempts(self, place: Place, rollout_id: str, end: _End) -> None:
         for attempt in range(self._config.max_attempts):
             try:
                 rollout = end.rollout = self._parts.new_rollout(
-                    place.task, self._mode, rollout_id, place.group_id, place.member, attempt
+                    place.task, place.mode, rollout_id, place.group_id, place.member, attempt, now=place.now
                 )
                 await self._stages(rollout, end)
             except RolloutError as error:
@@ -141,26 +171,46 @@ class Worker:
 
     async def _stages(self, rollout: Rollout, end: _End) -> None:
         flow, config = self._parts.flow, self._config
-        model = ConversationModel(rollout, self._parts.engine, self._parts.sampling, on_turn=end.turn)
+        end.log = CallLog() if self._habits.dump else None
+        model = ConversationModel(
+            rollout, self._parts.engine, self._parts.sampling, on_turn=end.turn, log=end.log
+        )
         await _within(config.preprocess_timeout_s, "preprocess", flow.preprocess(rollout))
         await _within(config.generate_timeout_s, "generate", flow.generate(rollout, model))
         await _within(config.reward_timeout_s, "reward", flow.reward(rollout))
 
     async def _deliver(self, rollout: Rollout, end: _End) -> None:
-        samples = samples_of(rollout, self._parts.engine.source, self._parts.provenance(rollout))
-        await self._delivery.send(samples, on_taken=lambda remark: end.delivered(len(samples), remark))
+        if rollout.mode == "eval":
+            # Whatever the flow says: what measures is never trained, nor a baseline for what is.
+            rollout.in_loss = rollout.in_baseline = False
+        samples = self._samples(rollout)
+        sent = len(samples) if self._habits.sends else 0
+        await self._delivery.send(samples, on_taken=lambda remark: end.delivered(sent, remark))
+        if self._habits.on_finished is not None:
+            self._habits.on_finished(rollout, samples)
         # After the samples are safe: a page that cannot be written must not cost them.
-        await self._write_files(end)
+        await self._write_files(end, samples)
 
-    async def _write_files(self, end: _End) -> None:
+    def _samples(self, rollout: Rollout) -> tuple[Sample, ...]:
+        if rollout.mode == "eval" and not rollout.conversation.turns:
+            return ()  # an agent that measures may bring a model of its own, whose tokens nobody sees
+        return samples_of(rollout, self._parts.engine.source, self._parts.provenance(rollout))
+
+    async def _write_files(self, end: _End, samples: Sequence[Sample] = ()) -> None:
         """What a person may want to see of a rollout, whether it was delivered or dropped."""
         rollout = end.rollout
-        if rollout is None or not rollout.conversation.turns:
+        if rollout is None or not (rollout.conversation.turns or rollout.messages):
             return
-        provenance = self._parts.provenance(rollout)
+        source = self._parts.engine.source
+        calls = None if end.log is None else end.log.calls
         # In a thread: checking every prompt of a long conversation against full renders takes seconds.
         write = partial(
-            self._folder.write_rollout, rollout, self._parts.engine.source, end.seconds, provenance
+            self._folder.write_rollout,
+            rollout,
+            source,
+            end.seconds,
+            self._parts.provenance(rollout),
+            dump=None if calls is None else dump_of(rollout, source, calls, samples),
         )
         try:
             await anyio.to_thread.run_sync(write)
@@ -169,6 +219,13 @@ class Worker:
 
     def end(self, event: str, row: RolloutRow, evidence: str) -> None:
         """Write a rollout's one end to the journal and tell it."""
+        measures: dict[str, object] = {
+            "exit_status": row.exit_status,
+            "turns": row.turns,
+            "prompt_tokens": row.prompt_tokens,
+            "sampled_tokens": row.sampled_tokens,
+            "seconds": row.seconds,
+        }
         if row.dropped:
             self._journal.write(
                 event,
@@ -177,6 +234,7 @@ class Worker:
                 reason=row.dropped,
                 message=row.note,
                 evidence=evidence[-4000:],
+                **measures,
             )
         else:
             self._journal.write(
@@ -185,7 +243,7 @@ class Worker:
                 attempt=row.attempt,
                 samples=row.samples,
                 reward=row.reward,
-                exit_status=row.exit_status,
+                **measures,
             )
         self.rows.append(row)
         kind = "rollout_dropped" if row.dropped else "rollout_delivered"
@@ -213,10 +271,12 @@ class _End:
         self._began_s = anyio.current_time()
         self._done = False
         self.rollout: Rollout | None = None
+        self.log: CallLog | None = None
+        """What the engine gave in this attempt. None: it is not kept."""
 
     @property
     def seconds(self) -> float:
-        return anyio.current_time() - self._began_s
+        return round(anyio.current_time() - self._began_s, 3)
 
     def turn(self) -> None:
         """A turn was sampled."""
@@ -228,16 +288,18 @@ class _End:
         ungraded = None if self.rollout is None else self.rollout.ungraded
         self._finish("delivered", self._row(samples=samples, note=remark or str(ungraded or "")))
 
-    def dropped(self, reason: str, note: str, evidence: str = "") -> None:
+    def dropped(self, reason: str, note: str, evidence: str = "", *, fault: Fault = "infra") -> None:
         # After its samples were taken a rollout is delivered, even if the interrupt comes one step later.
-        self._finish("dropped", self._row(dropped=reason, note=note), evidence)
+        self._finish("dropped", self._row(dropped=reason, note=note, fault=fault), evidence)
 
     def _finish(self, event: str, row: RolloutRow, evidence: str = "") -> None:
         if not self._done:
             self._done = True
             self._worker.end(event, row, evidence)
 
-    def _row(self, *, samples: int = 0, dropped: str = "", note: str = "") -> RolloutRow:
+    def _row(
+        self, *, samples: int = 0, dropped: str = "", note: str = "", fault: Fault | Literal[""] = ""
+    ) -> RolloutRow:
         rollout = self.rollout
         conversation = None if rollout is None else rollout.conversation
         return RolloutRow(
@@ -252,5 +314,6 @@ class _End:
             seconds=self.seconds,
             samples=samples,
             dropped=dropped,
+            fault=fault,
             note=note,
         )

@@ -105,8 +105,10 @@ class _Connection(ResponseHandler):
         """Close it, as its pool does when a request is cancelled."""
         self._shut()
         transport = self.transport
+        # Asked before it is closed: one that is closed twice knows nothing any more.
+        secure = transport is not None and transport.get_extra_info("sslcontext") is not None
         super().close()
-        if transport is not None and transport.get_extra_info("sslcontext") is not None:
+        if transport is not None and secure:
             transport.abort()  # TLS would wait for the other side's goodbye, after the end of the loop too
 
     def connection_lost(self, exc: BaseException | None) -> None:

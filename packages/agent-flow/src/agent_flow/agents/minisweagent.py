@@ -10,21 +10,20 @@ from the scaffold's thread to the event loop and back, so hundreds of scaffolds 
 
 from __future__ import annotations
 
-import concurrent.futures
-import importlib.metadata
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NoReturn, cast
 
-import anyio.from_thread
-import anyio.to_thread
+import anyio
 import msgspec
 from jinja2 import StrictUndefined, Template
 from token_tracking.sample import Scalar
 
+from agent_flow.agents.mini_scaffold import agent_class, import_scaffold, version
+from agent_flow.agents.scaffold_thread import call, run_scaffold, sample
+from agent_flow.agents.state import AgentState
 from agent_flow.errors import (
     AgentError,
     ConfigError,
@@ -40,6 +39,7 @@ from agent_flow.task import Task
 _SUBMIT_MARK = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _ABORTED = "Aborted"
 _CONTEXT_FULL = "ContextExceeded"
+_NAME = "minisweagent"
 _PLATFORM = {"system": "-s", "release": "-r", "version": "-v", "machine": "-m"}
 
 
@@ -61,7 +61,7 @@ class MiniSweAgent:
 
     def __init__(self, config: Config, context: ProviderContext) -> None:
         self._config = config
-        self._mini = _import_scaffold(context.scratch)
+        self._mini = import_scaffold(context.scratch)
         self._settings = self._load_settings(context)
         text = config.action_format == "text"
         self.tools: tuple[Mapping[str, object], ...] = () if text else (self._mini.toolcall.BASH_TOOL,)
@@ -71,38 +71,35 @@ class MiniSweAgent:
     def describe(self) -> Mapping[str, Scalar]:
         """What goes into a sample's provenance."""
         return {
-            "agent": "minisweagent",
-            "agent_version": importlib.metadata.version("mini-swe-agent"),
+            "agent": _NAME,
+            "agent_version": version(),
             "agent_action_format": self._config.action_format,
             "agent_step_limit": self._config.step_limit,
         }
 
-    async def run(self, task: Task, model: Model, environment: Environment) -> AgentResult:
+    async def run(
+        self, task: Task, model: Model, environment: Environment, state: AgentState | None = None
+    ) -> AgentResult:
         """Run the scaffold to its end in a thread.
 
         Raises:
             RolloutError: engine or sandbox failed inside the scaffold; passed on as it was raised.
-            AgentError: the scaffold itself raised.
+            AgentError: the scaffold itself raised, or `state` is another agent's.
         """
-        platform = await _platform(environment)
-        scaffold_environment = _ScaffoldEnvironment(environment, platform, self._config.command_timeout_s)
+        began_s = anyio.current_time()
         scaffold_model = _ScaffoldModel(
             model, self._mini, self._settings["model"], self._config.action_format
         )
-        settings = {key: self._settings["agent"][key] for key in ("system_template", "instance_template")}
-        agent = self._mini.default.DefaultAgent(
-            scaffold_model,
-            scaffold_environment,
-            **settings,
-            step_limit=self._config.step_limit,
-            cost_limit=0.0,
-        )
+        agent = self._build(scaffold_model, environment, await _platform(environment), state)
         try:
-            ended = await anyio.to_thread.run_sync(
-                partial(agent.run, task.problem_statement), limiter=self._threads
-            )
+            ended = await run_scaffold(partial(agent.run, task.problem_statement), self._threads)
         except GenerationAborted:
-            ended = {"exit_status": _ABORTED}
+            spent_s = anyio.current_time() - began_s + (state.spent_s if state else 0.0)
+            return AgentResult(
+                exit_status=_ABORTED,
+                messages=tuple(agent.messages),
+                state=_state_of(agent, spent_s) if scaffold_model.asking else None,
+            )
         except ContextFullError:
             ended = {"exit_status": _CONTEXT_FULL}
         except RolloutError:
@@ -115,6 +112,26 @@ class MiniSweAgent:
             exit_status=str(ended.get("exit_status", "")),
             messages=tuple(agent.messages),
         )
+
+    def _build(
+        self,
+        model: _ScaffoldModel,
+        environment: Environment,
+        platform: dict[str, str],
+        state: AgentState | None,
+    ) -> Any:
+        settings = {key: self._settings["agent"][key] for key in ("system_template", "instance_template")}
+        agent = agent_class(self._mini)(
+            model,
+            _ScaffoldEnvironment(environment, platform, self._config.command_timeout_s),
+            **settings,
+            step_limit=self._config.step_limit,
+            cost_limit=0.0,
+        )
+        if state is not None:
+            state.check(_NAME, version())
+            agent.go_on_from(state)
+        return agent
 
     def _load_settings(self, context: ProviderContext) -> dict[str, Any]:
         name = self._config.config
@@ -146,14 +163,14 @@ class _ScaffoldModel:
         self._turns = turns
         self._mini = mini
         self._text = action_format == "text"
+        self.asking = False
+        """Is a turn being asked for? An abort at any other time cuts a command."""
 
     def query(self, messages: list[dict[str, Any]], **_: object) -> dict[str, Any]:
         history = [_without_extra(message) for message in messages]
-        request = self._turns.prepare(history)
-        try:
-            message, finish_reason = anyio.from_thread.run(self._turns.sample, request)
-        except concurrent.futures.CancelledError as error:
-            raise GenerationAborted from error
+        self.asking = True
+        message, finish_reason = sample(self._turns, history)
+        self.asking = False
         try:
             actions = self._parse(message, finish_reason)
         except self._mini.exceptions.FormatError as error:
@@ -240,9 +257,7 @@ class _ScaffoldEnvironment:
             cwd=cwd or self._environment.workdir,
         )
         try:
-            done = anyio.from_thread.run(run)
-        except concurrent.futures.CancelledError as error:
-            raise GenerationAborted from error
+            done = call(run)
         except EnvError as error:
             if error.fault != "agent":
                 raise
@@ -274,6 +289,17 @@ class _ScaffoldEnvironment:
         return {}
 
 
+def _state_of(agent: Any, spent_s: float) -> AgentState:
+    return AgentState(
+        agent=_NAME,
+        scaffold_version=version(),
+        messages=tuple(agent.messages),
+        n_calls=agent.n_calls - 1,  # it counts a call before it makes it
+        n_format_fails=agent.n_consecutive_format_errors,
+        spent_s=spent_s,
+    )
+
+
 async def _platform(environment: Environment) -> dict[str, str]:
     """What the scaffold's prompt says about the machine: the sandbox's own answer, not this process's."""
     found: dict[str, str] = {}
@@ -292,32 +318,6 @@ def _tool_call(call: Mapping[str, Any]) -> SimpleNamespace:
     function = call["function"]
     return SimpleNamespace(
         id=call["id"], function=SimpleNamespace(name=function["name"], arguments=function["arguments"])
-    )
-
-
-def _import_scaffold(scratch: Path) -> SimpleNamespace:
-    """Import mini-swe-agent without its side effects.
-
-    Importing it prints a banner, makes a folder in the user's home and loads a dotenv file from there into
-    this process's environment; all three are turned away for the time of the import.
-    """
-    overrides = {"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": str(scratch / "mini-swe-agent")}
-    before = {key: os.environ.get(key) for key in overrides}
-    os.environ.update(overrides)
-    try:
-        import minisweagent.agents.default as default
-        import minisweagent.config as config
-        import minisweagent.exceptions as exceptions
-        import minisweagent.models.utils.actions_text as text
-        import minisweagent.models.utils.actions_toolcall as toolcall
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
-    return SimpleNamespace(
-        default=default, config=config, exceptions=exceptions, text=text, toolcall=toolcall
     )
 
 

@@ -9,59 +9,202 @@ after a commit).
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
+from agent_flow.environments.base_commit import LARGE, MIB, Base
 from agent_flow.environments.folder import make_folder
 from agent_flow.errors import EnvError, GraderError
-from agent_flow.protocols import Environment, EnvironmentSpec
+from agent_flow.protocols import Environment
 
-GIT_TIMEOUT_S = 120.0
+GIT_TIMEOUT_S = 300.0
+LISTED = 200
+"""Paths that a list of what was left out names, of each reason; the rest is counted."""
 _NO_FOLDER = 66
+_GITLINK = b"160000"
 
-_CAPTURE = r"""
+_STAGE = r"""
 set -eu
-own="$2"; base="$3"; out="$4"
+own="$2"; tree="$3"; limit="$4"
+export LC_ALL=C GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
 cd "$1" || exit 66
 # What the agent's own index holds counts as work too, even where an ignore file names it.
-listed="$own/listed"
-git ls-files -z --cached > "$listed" 2>/dev/null || : > "$listed"
+git ls-files -z --cached > "$own/listed" 2>/dev/null || : > "$own/listed"
 export GIT_DIR="$own/git" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$own/index"
-export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
-git read-tree "$base"
-find . -mindepth 2 -name .git -prune -exec rm -rf {} +
-# A file that cannot be read is told on stderr and left out; it must not cost the rest of the work.
-git -c core.hooksPath=/dev/null -c core.fsmonitor=false add --all --ignore-errors . || :
-git update-index --add --remove -z --stdin < "$listed" || :
-git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color --no-renames \
-  --output="$out" "$base"
+. "$own/large.sh"
+large "$limit" > "$own/exclude"
+find . -name .git -prune -o -type f -size +"$limit"c -print0 > "$own/large"
+# Files of a repository inside the repository count as files, unless it was there at the start.
+git ls-tree -r "$tree" | sed -n 's/^160000 [^\t]*\t//p' > "$own/links"
+find . -mindepth 2 -name .git -prune -print | while IFS= read -r inner; do
+  folder=${inner#./}
+  grep -qxF -e "${folder%/.git}" "$own/links" || rm -rf "$inner"
+done
+git read-tree "$tree"
+own_git() {
+  git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.excludesFile="$own/exclude" "$@"
+}
+# A file that cannot be read is left out and listed; it must not cost the rest of the work.
+own_git add --all --ignore-errors . || :
+own_git update-index --add --remove -z --stdin < "$own/listed" || :
+changed() { git diff-index --cached --raw --no-abbrev --no-renames "$@" "$tree"; }
+changed -z > "$own/raw"
+changed | cut -d ' ' -f 4 | grep -v '^0*$' | git cat-file --batch-check='%(objectname) %(objectsize)' \
+  > "$own/sizes" || :
+own_git ls-files -z --others --ignored --exclude-standard > "$own/ignored"
+own_git ls-files -z --others --modified --exclude-standard > "$own/unread"
+for name in raw sizes large ignored unread; do
+  printf '%s %s\n' "$name" "$(wc -c < "$own/$name" | tr -d ' ')"
+  cat "$own/$name"
+done > "$own/report"
 """
 
+_DIFF = r"""
+set -eu
+own="$2"
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
+export GIT_DIR="$own/git" GIT_WORK_TREE="$1" GIT_INDEX_FILE="$own/index"
+cd "$1"
+git update-index -z --index-info < "$own/drop"
+git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color --no-renames \
+  --src-prefix=a/ --dst-prefix=b/ --output="$own/patch.diff" "$3"
+wc -c < "$own/patch.diff"
+"""
 
-async def capture_patch(environment: Environment, spec: EnvironmentSpec) -> bytes:
-    """The agent's changes since the base commit, committed and staged ones and binary files included.
+Reason = Literal["too_large", "ignored", "was_ignored", "submodule", "unreadable"]
 
-    Empty bytes: nothing was changed. The last thing to do with a sandbox: git directories of nested
-    repositories are removed, so that their files count as files.
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that an agent changed and that is not in its patch."""
+
+    path: str
+    """Bytes that are not UTF-8 stand as escapes."""
+    reason: Reason
+    """`too_large`; `ignored`, as by `.gitignore`, and not staged by the agent; `was_ignored`, it was there at
+    the start and no part of the repository; `submodule`; `unreadable`."""
+    size: int | None = None
+    """Bytes. None: not known."""
+
+
+class Captured(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent did to its repository."""
+
+    patch: bytes
+    """Empty: nothing was changed."""
+    left_out: tuple[LeftOut, ...] = ()
+    """At most `LISTED` of each reason."""
+    left_out_counts: dict[str, int] = {}
+    """How many there were, by reason."""
+
+
+async def capture_patch(environment: Environment, base: Base, *, max_patch_bytes: int = 32 * MIB) -> Captured:
+    """The agent's changes since the start, committed and staged ones and binary files included.
+
+    The last thing to do with a sandbox: git directories of nested repositories are removed, so that their
+    files count as files.
 
     Raises:
-        GraderError: git could not make the diff.
-        EnvError: the sandbox was lost.
+        GraderError: the agent removed its repository, or its patch is larger than allowed.
+        EnvError: the sandbox was lost, or git failed.
     """
-    if spec.repository is None:
-        raise EnvError("capture", "a repository that is in the image cannot be captured yet", fault="task")
     own = await make_folder(environment)
-    await environment.upload(spec.repository / ".git", f"{own}/git")
-    out = f"{own}/patch.diff"
-    done = await environment.execute(
-        ["bash", "-c", _CAPTURE, "capture", environment.workdir, own, spec.base_commit, out],
-        timeout_s=GIT_TIMEOUT_S,
-        cwd="/",
-    )
+    await environment.upload(base.git, f"{own}/git")
+    await environment.write(f"{own}/large.sh", LARGE.encode())
+    arguments = [environment.workdir, own, base.tree]
+    stage = ["sh", "-c", _STAGE, "capture", *arguments, str(base.max_file_bytes)]
+    await _run(environment, stage)
+    drop, left_out = choose(await environment.read(f"{own}/report"), base)
+    await environment.write(f"{own}/drop", drop)
+    size = int(await _run(environment, ["sh", "-c", _DIFF, "capture", *arguments]))
+    if size > max_patch_bytes:
+        raise GraderError(
+            "patch_too_large",
+            f"the agent's patch has {size} bytes, more than the {max_patch_bytes} that are allowed",
+            fault="agent",
+        )
+    patch = await environment.read(f"{own}/patch.diff")
+    await environment.execute(["rm", "-rf", own], timeout_s=GIT_TIMEOUT_S, cwd="/")
+    return Captured(patch=patch, left_out=_shortened(left_out), left_out_counts=_counted(left_out))
+
+
+async def _run(environment: Environment, command: list[str]) -> bytes:
+    done = await environment.execute(command, timeout_s=GIT_TIMEOUT_S, cwd="/")
     evidence = done.stderr.decode("utf-8", "replace")[-2000:]
     if done.timed_out:
-        raise EnvError("capture", f"git diff took longer than {GIT_TIMEOUT_S:g} s", evidence=evidence)
+        raise EnvError("capture", f"git took longer than {GIT_TIMEOUT_S:g} s", evidence=evidence)
     if done.exit_code == _NO_FOLDER:
         raise GraderError("capture", "the agent removed its repository", fault="agent", evidence=evidence)
     if done.exit_code != 0:
-        raise EnvError("capture", f"git diff ended with exit code {done.exit_code}", evidence=evidence)
-    patch = await environment.read(out)
-    await environment.execute(["rm", "-rf", own], timeout_s=GIT_TIMEOUT_S)
-    return patch
+        raise EnvError("capture", f"git ended with exit code {done.exit_code}", evidence=evidence)
+    return done.stdout
+
+
+def choose(report: bytes, base: Base) -> tuple[bytes, list[LeftOut]]:
+    """What of the staged changes is no part of the patch.
+
+    Args:
+        report: What the script wrote: named parts with their lengths.
+        base: The state at the start.
+
+    Returns:
+        Entries that undo them, in the form of `git update-index -z --index-info`, and what is left out.
+    """
+    parts = _parts(report)
+    sizes = dict(line.split(b" ") for line in parts["sizes"].splitlines() if b" missing" not in line)
+    left_out: list[LeftOut] = []
+    drop: list[bytes] = []
+    fields = parts["raw"].split(b"\0")
+    for entry, path in zip(fields[0:-1:2], fields[1::2], strict=True):
+        old_mode, mode, old_hash, new_hash, _ = entry.removeprefix(b":").split(b" ")
+        size = int(sizes.get(new_hash, b"0"))
+        reason = _why_not(path, (old_mode, mode), size, base)
+        if reason is not None:
+            drop.append(b"%s %s\t%s" % (old_mode.lstrip(b"0") or b"0", old_hash, path))
+            left_out.append(_left_out(path, reason, size))
+    large = {path.removeprefix(b"./") for path in parts["large"].split(b"\0")}
+    new = set(parts["ignored"].split(b"\0")) - base.ignored - {b""}
+    left_out += [_left_out(path, "too_large" if path in large else "ignored") for path in sorted(new)]
+    listed = {entry.path for entry in left_out}
+    unread = set(parts["unread"].split(b"\0")) - base.ignored - {b""}
+    left_out += [_left_out(path, "unreadable") for path in sorted(unread) if _text(path) not in listed]
+    return b"".join(entry + b"\0" for entry in drop), left_out
+
+
+def _why_not(path: bytes, modes: tuple[bytes, bytes], size: int, base: Base) -> Reason | None:
+    if _GITLINK in modes:
+        return "submodule"
+    if path in base.ignored:
+        return "was_ignored"
+    return "too_large" if size > base.max_file_bytes else None
+
+
+def _parts(report: bytes) -> dict[str, bytes]:
+    parts: dict[str, bytes] = {}
+    while report:
+        head, _, rest = report.partition(b"\n")
+        name, _, length = head.partition(b" ")
+        parts[name.decode()], report = rest[: int(length)], rest[int(length) :]
+    return parts
+
+
+def _left_out(path: bytes, reason: Reason, size: int | None = None) -> LeftOut:
+    return LeftOut(path=_text(path), reason=reason, size=size)
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
+
+
+def _shortened(left_out: list[LeftOut]) -> tuple[LeftOut, ...]:
+    kept: dict[str, list[LeftOut]] = {}
+    for entry in left_out:
+        kept.setdefault(entry.reason, []).append(entry)
+    return tuple(entry for entries in kept.values() for entry in entries[:LISTED])
+
+
+def _counted(left_out: list[LeftOut]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for entry in left_out:
+        counts[entry.reason] = counts.get(entry.reason, 0) + 1
+    return counts

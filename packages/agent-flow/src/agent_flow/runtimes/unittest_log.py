@@ -43,6 +43,11 @@ def read_report(report: str, expected: Sequence[str]) -> dict[str, TestState] | 
         return None
     if not _SUMMARY.search(report):
         return dict.fromkeys(expected, "failed") if _broke_the_loader(report) else None
+    return read_cut_report(report, expected)
+
+
+def read_cut_report(report: str, expected: Sequence[str]) -> dict[str, TestState]:
+    """The state of each expected test as far as the report goes; it may have been cut at a time-out."""
     passed: set[str] = set()
     failed: set[str] = set()
     broken: list[str] = []

@@ -1,0 +1,156 @@
+"""`regrade`: the patches that a run stored, graded again; nothing of the run is changed."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from agent_flow.cli import main
+
+GRADERS = """
+from agent_flow.errors import GraderError
+from agent_flow.runtimes.command import CommandRuntime
+
+
+class Down(CommandRuntime):
+    async def grade(self, task, patch, environment):
+        raise GraderError("judge_down", "the judge does not answer")
+
+
+class Unreadable(CommandRuntime):
+    async def grade(self, task, patch, environment):
+        raise GraderError("unreadable", "no report", fault="agent")
+"""
+REWARDS = {
+    "spanset-14": 1.0,
+    "weightcache-31": 1.0,
+    "verspec-52": 1.0,
+    "globpath-8": 0.0,
+    "layerconf-17": 1.0,
+}
+NOT_GRADED = {"patchlet-23": "RepeatedFormatError", "ratekeeper-40": "LimitsExceeded"}
+
+
+@pytest.fixture
+def run_folder(quickstart, tmp_path):
+    """A copy of the quickstart's run folder."""
+    return shutil.copytree(quickstart.folder, tmp_path / "run")
+
+
+@pytest.fixture
+def regrade(run_folder, tmp_path, capfd, monkeypatch):
+    """Calls the command on the run; returns exit code, rows and summary."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "graders_of_regrade.py").write_text(GRADERS)
+
+    def call(*arguments):
+        code = main(["regrade", str(run_folder), "--json", *map(str, arguments)])
+        rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        return code, {row["task_id"]: row for row in rows[:-1]}, rows[-1]
+
+    return call
+
+
+@pytest.fixture
+def other(example, tmp_path):
+    """A configuration like the quickstart's with something replaced."""
+    project = shutil.copytree(example, tmp_path / "other")
+
+    def write(old, new, file="run.toml"):
+        text = (project / file).read_text()
+        assert old in text
+        (project / file).write_text(text.replace(old, new))
+        return project / "run.toml"
+
+    return write
+
+
+def digests(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.timeout(180)  # it may be the one that has to wait for the run
+def test_the_same_grader_gives_the_same_rewards_and_changes_no_file(regrade, run_folder):
+    before = digests(run_folder)
+    code, rows, summary = regrade()
+    assert code == 0
+    graded = {name: row for name, row in rows.items() if row["state"] == "graded"}
+    assert {name: row["new"] for name, row in graded.items()} == REWARDS
+    assert {name: row["old"] for name, row in graded.items()} == REWARDS
+    assert {name: row["why"] for name, row in rows.items() if row["state"] == "skipped"} == {
+        name: f"{status} is not graded" for name, status in NOT_GRADED.items()
+    }
+    assert (summary["changed"], summary["error"]) == (0, 0)
+    assert set(graded["globpath-8"]["tests"].values()) == {"passed", "failed"}
+    after = digests(run_folder)
+    assert after.pop("regraded.jsonl")
+    assert after == before
+    lines = (run_folder / "regraded.jsonl").read_text().splitlines()
+    assert {row["task_id"]: row for row in map(json.loads, lines)} == rows
+
+
+def test_a_mended_task_gives_another_reward(regrade, other, run_folder):
+    """The row demanded a test that its own reference cannot pass; without it the patch is right."""
+    _, rows, _ = regrade("--task", "globpath-8")
+    failing = [test for test, state in rows["globpath-8"]["tests"].items() if state == "failed"]
+    config = other('name = "quickstart"', 'name = "mended"')
+    path = config.parent / "tasks.jsonl"
+    tasks = [json.loads(line) for line in path.read_text().splitlines()]
+    for task in tasks:
+        for column in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+            task[column] = [test for test in task[column] if test not in failing]
+    path.write_text("".join(json.dumps(task) + "\n" for task in tasks if task["FAIL_TO_PASS"]))
+    code, rows, summary = regrade("--config", config, "--task", "globpath-8")
+    row = rows["globpath-8"]
+    assert (code, row["old"], row["new"]) == (0, 0.0, 1.0)
+    assert summary["changed"] == 1
+    assert summary["out"].endswith("regraded-2.jsonl"), "the earlier result is kept"
+
+
+def test_a_grader_that_is_down_is_an_error_and_not_0(regrade, other):
+    config = other('provider = "command"', 'provider = "graders_of_regrade:Down"')
+    code, rows, summary = regrade("--config", config, "--task", "spanset-14", "--task", "globpath-8")
+    assert code == 1
+    assert (summary["error"], summary["graded"], summary["changed"]) == (2, 0, 0)
+    for row in rows.values():
+        assert row["new"] is None
+        assert row["why"] == "grader/judge_down: the judge does not answer"
+
+
+def test_a_patch_that_cannot_be_judged_has_no_reward(regrade, other):
+    config = other('provider = "command"', 'provider = "graders_of_regrade:Unreadable"')
+    code, rows, summary = regrade("--config", config, "--task", "spanset-14")
+    assert (code, summary["ungraded"], summary["changed"]) == (0, 1, 1)
+    assert rows["spanset-14"]["new"] is None
+
+
+def test_a_task_that_is_gone_is_an_error(regrade, other):
+    config = other('"instance_id": "spanset-14"', '"instance_id": "spanset-15"', file="tasks.jsonl")
+    code, rows, _ = regrade("--config", config, "--task", "spanset-14")
+    assert code == 1
+    assert rows["spanset-14"]["why"] == "the configuration has no such task"
+
+
+def test_for_people_it_prints_old_and_new(run_folder, capfd):
+    assert main(["regrade", str(run_folder), "--task", "verspec-52"]) == 0
+    said = capfd.readouterr().out
+    assert "graded    verspec-52 " in said
+    assert "1 -> 1" in said
+    assert "1 graded, 0 ungraded, 0 error, 0 skipped; 0 changed" in said
+
+
+def test_what_is_no_run_or_not_in_it_is_named(run_folder, tmp_path, capfd):
+    assert main(["regrade", str(run_folder), "--task", "nowhere-1"]) == 2
+    assert "the run has no rollout of 'nowhere-1'" in capfd.readouterr().err
+    assert main(["regrade", str(tmp_path / "nothing")]) == 2
+    assert "no such file" in capfd.readouterr().err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(run_folder / "run.toml", empty)
+    assert main(["regrade", str(empty)]) == 2
+    assert "not the folder of a run" in capfd.readouterr().err
