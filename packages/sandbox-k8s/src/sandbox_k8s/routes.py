@@ -101,14 +101,21 @@ class _Connection(ResponseHandler):
     command because its caller went away.
     """
 
+    _socket: socket.socket | None = None
+    _is_secure = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember what a transport that was closed twice does not tell any more."""
+        self._socket = transport.get_extra_info("socket")
+        self._is_secure = transport.get_extra_info("sslcontext") is not None
+        super().connection_made(transport)
+
     def close(self) -> None:
         """Close it, as its pool does when a request is cancelled."""
         self._shut()
         transport = self.transport
-        # Asked before it is closed: one that is closed twice knows nothing any more.
-        secure = transport is not None and transport.get_extra_info("sslcontext") is not None
         super().close()
-        if transport is not None and secure:
+        if transport is not None and self._is_secure:
             transport.abort()  # TLS would wait for the other side's goodbye, after the end of the loop too
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -117,7 +124,6 @@ class _Connection(ResponseHandler):
         super().connection_lost(exc)
 
     def _shut(self) -> None:
-        connected = None if self.transport is None else self.transport.get_extra_info("socket")
-        if connected is not None:
+        if self._socket is not None:
             with suppress(OSError):  # it is closed, or was never connected
-                connected.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
