@@ -76,7 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the default tests short."""
     items.sort(key=lambda item: item.name.partition("[")[0] not in WAIT_LONG)
     for item in items:
-        if not isinstance(item, pytest.Function) or "place" not in item.fixturenames:
+        ours = Path(__file__).parent in item.path.parents  # the hook is given the tests of all packages
+        if not ours or not isinstance(item, pytest.Function) or "place" not in item.fixturenames:
             continue
         of_pods = item.path.name in OF_PODS
         if item.callspec.params["place"] == "fake" and not of_pods and item.originalname not in QUICK_ON_FAKE:
