@@ -13,7 +13,7 @@ from agent_flow.environments.base_commit import MIB, Base, BaseCommits
 from agent_flow.environments.patch import capture_patch
 from agent_flow.environments.test_surface import Policy, surface_of, without_paths
 from agent_flow.errors import EnvError, GraderError
-from agent_flow.outcome import outcome_of
+from agent_flow.outcome import leave_ungraded, settle
 from agent_flow.protocols import Environment, Model, ProviderContext
 from agent_flow.providers import load_agent, load_environments, load_runtime
 from agent_flow.rollout import Rollout
@@ -109,23 +109,17 @@ class SweFlow:
         Raises:
             RolloutError: the infrastructure failed twice.
         """
-        outcome = outcome_of(rollout.exit_status, rollout.mode)
-        rollout.status = outcome.status
-        rollout.in_loss = outcome.in_loss
-        rollout.in_baseline = outcome.in_baseline
-        rollout.reward = outcome.reward
-        if not outcome.evaluate:
+        if not settle(rollout):
+            return
+        if rollout.ungraded is not None:
+            leave_ungraded(rollout, rollout.ungraded)
             return
         try:
-            if rollout.ungraded is None:
-                await self._grade(rollout)
+            await self._grade(rollout)
         except GraderError as error:
             if error.fault != "agent":
                 raise
-            rollout.ungraded = error
-        if rollout.ungraded is not None:
-            rollout.status = "failed"
-            rollout.in_loss = rollout.in_baseline = False
+            leave_ungraded(rollout, error)
 
     async def _grade(self, rollout: Rollout) -> None:
         spec = msgspec.structs.replace(self._runtime.environment(rollout.task), purpose="grader")

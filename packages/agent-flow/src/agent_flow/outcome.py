@@ -6,13 +6,14 @@ makes (`submitted (exit_cost)`); those of mini-swe-agent are its own.
 
 from __future__ import annotations
 
+import difflib
 from typing import Literal
 
 import msgspec
 from token_tracking.sample import Status
 
 from agent_flow.errors import Fault, RolloutError
-from agent_flow.rollout import Mode
+from agent_flow.rollout import Mode, Rollout
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +145,33 @@ def outcome_of(exit_status: str, mode: Mode) -> Outcome:
     """The table's row for an exit status."""
     rows = [row for row in EXITS if row.mode == mode]
     return next((row for row in rows if row.ends == exit_status), rows[-1])
+
+
+def settle(rollout: Rollout) -> bool:
+    """Take over what the table says of a rollout's exit status. Returns whether it is to be judged."""
+    outcome = outcome_of(rollout.exit_status, rollout.mode)
+    rollout.status = outcome.status
+    rollout.in_loss, rollout.in_baseline = outcome.in_loss, outcome.in_baseline
+    rollout.reward = outcome.reward
+    return outcome.evaluate
+
+
+def leave_ungraded(rollout: Rollout, error: RolloutError) -> None:
+    """It was due a verdict and the agent is why there is none: evidence, out of loss and baseline."""
+    rollout.ungraded = error
+    rollout.reward = None
+    rollout.status = "failed"
+    rollout.in_loss = rollout.in_baseline = False
+
+
+def about_unknown(exit_status: str) -> str:
+    """For a person: that the table has no row for a word, and which it may have meant. Empty: it has one."""
+    known = {row.ends for row in EXITS} - {"*"}
+    if exit_status in known:
+        return ""
+    near = difflib.get_close_matches(exit_status, known, n=1)
+    text = f"exit status {exit_status!r} is not in the outcome table, so it counts for nothing"
+    return f"{text}; did you mean {near[0]!r}?" if near else f"{text}; see agent-flow outcomes"
 
 
 def outcome_of_error(error: RolloutError) -> Outcome:

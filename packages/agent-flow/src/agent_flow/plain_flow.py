@@ -10,7 +10,7 @@ import msgspec
 from token_tracking.sample import Scalar
 
 from agent_flow.errors import ConfigError, ContextFullError, GraderError
-from agent_flow.outcome import outcome_of
+from agent_flow.outcome import leave_ungraded, settle
 from agent_flow.protocols import Model, ProviderContext
 from agent_flow.providers import load_runtime
 from agent_flow.rollout import Message, Rollout
@@ -104,20 +104,14 @@ class PlainFlow:
         Raises:
             GraderError: there is no reward, and the agent is not the cause.
         """
-        outcome = outcome_of(rollout.exit_status, rollout.mode)
-        rollout.status = outcome.status
-        rollout.in_loss, rollout.in_baseline = outcome.in_loss, outcome.in_baseline
-        rollout.reward = outcome.reward
-        if not outcome.evaluate:
+        if not settle(rollout):
             return
         try:
             await self._judge.judge(rollout)
         except GraderError as error:
             if error.fault != "agent":
                 raise
-            rollout.ungraded = error
-            rollout.status = "failed"
-            rollout.in_loss = rollout.in_baseline = False
+            leave_ungraded(rollout, error)
             return
         if rollout.status == "completed" and _cut_off(rollout):
             rollout.status = "truncated"

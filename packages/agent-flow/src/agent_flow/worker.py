@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import anyio
@@ -23,7 +25,7 @@ from agent_flow.errors import DeliveryError, Fault, JournalError, RolloutError, 
 from agent_flow.events import Event, Listener, RolloutRow
 from agent_flow.journal import Journal
 from agent_flow.model import ConversationModel
-from agent_flow.outcome import outcome_of_error
+from agent_flow.outcome import about_unknown, outcome_of_error
 from agent_flow.parts import Parts
 from agent_flow.rollout import Mode, Rollout, samples_of
 from agent_flow.run_folder import RunFolder
@@ -33,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 INTERRUPTED = "flow/interrupted"
 BUG = "flow/bug"
+RAISED = "flow/raised"
+"""An exception in code of the user's, such as a flow of their own."""
+_OURS = Path(__file__).parent
+_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +143,11 @@ class Worker:
         except DeliveryError as error:
             end.dropped("delivery/refused", str(error))
         except Exception as error:
-            # The one broad handler: a rollout that meets a fault of ours is counted, the others go on.
+            # The one broad handler: a rollout that meets a fault is counted, the others go on.
             logger.exception("rollout %s failed", rollout_id)
-            end.dropped(f"{BUG}:{type(error).__name__}", str(error), traceback.format_exc())
+            whose, where = _raised_at(error)
+            note = f"{type(error).__name__}: {error} ({where})"
+            end.dropped(f"{whose}:{type(error).__name__}", note, traceback.format_exc())
         except BaseException:
             end.dropped(INTERRUPTED, "cut from outside")
             raise
@@ -254,6 +262,17 @@ class Worker:
         self._listener(event)
 
 
+def _raised_at(error: Exception) -> tuple[str, str]:
+    """Whether a fault is ours or of code that we were given, and in which line of that."""
+    found, where = BUG, ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        ours = path.is_relative_to(_OURS)
+        if ours or not any(path.is_relative_to(folder) for folder in _LIBRARIES):
+            found, where = BUG if ours else RAISED, f"{path.name}:{frame.lineno}, in {frame.name}"
+    return found, where
+
+
 async def _within(limit_s: float, stage: str, work: Awaitable[None]) -> None:
     with anyio.move_on_after(limit_s) as scope:
         await work
@@ -285,8 +304,10 @@ class _End:
         )
 
     def delivered(self, samples: int, remark: str) -> None:
-        ungraded = None if self.rollout is None else self.rollout.ungraded
-        self._finish("delivered", self._row(samples=samples, note=remark or str(ungraded or "")))
+        note = remark
+        if self.rollout is not None and not note:
+            note = str(self.rollout.ungraded or about_unknown(self.rollout.exit_status))
+        self._finish("delivered", self._row(samples=samples, note=note))
 
     def dropped(self, reason: str, note: str, evidence: str = "", *, fault: Fault = "infra") -> None:
         # After its samples were taken a rollout is delivered, even if the interrupt comes one step later.

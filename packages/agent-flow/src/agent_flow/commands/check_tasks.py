@@ -66,7 +66,7 @@ def _check(options: argparse.Namespace) -> int:
         console.print(_table(rules))
         said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         step = (
-            f'rules = "{out}" in [tasks] makes a run use them'
+            f'rules = "{out.resolve()}" in [tasks] makes a run use them'
             if out
             else "--out FILE writes the rules that a run can use"
         )

@@ -30,8 +30,8 @@ def replay_command(folder: Path, *, as_json: bool) -> int:
     """Replay a run folder and print what differs; exit code 1 if anything does."""
     from agent_flow.replay_run import Replay  # loads numpy and token_tracking
 
+    replay = Replay.read(folder.resolve())  # first: it says what is no run
     file = _with_name(load_config(folder / "run.toml"))
-    replay = Replay.read(folder.resolve())
     console = pipe_console()
     result = carry_out(console, file, as_json=as_json, replay=replay)
     differ = {name: item.differs for name, item in replay.rollouts.items() if item.differs}
