@@ -103,6 +103,7 @@ def test_it_is_an_engine_and_names_what_it_is(engine):
         "engine_replicas": 2,
         "engine_weights": "",
         "engine_kv_rule": "salt_now",
+        "policy_run": "",
     }
     assert built.stats()["tokens_thrown_away"] == 0
 

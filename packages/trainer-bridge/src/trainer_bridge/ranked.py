@@ -60,8 +60,8 @@ class RankedDesk:
                 return None
             self._mine, *others = self._shared(lease, world, now_s)
             steps.start(lease.number, dict(enumerate(others, 1)))
-        step = steps.step
-        if step is None or not step.out:
+        step = steps.take()
+        if step is None:
             return None
         share, members = self._mine
         groups_here = granted_groups(share, [data_of(member) for member in members])

@@ -408,7 +408,8 @@ def test_an_unset_policy_run_is_that_of_the_first_version(scripted, routed, turn
         return router.describe(), router.stats()
 
     described, stats = routed(main, scripted(A, weights="run/3"), policy_run="")
-    assert described == {"engine_replicas": 2, "engine_weights": "run/3", "engine_kv_rule": "salt_now"}
+    assert (described["engine_replicas"], described["engine_weights"]) == (2, "run/3")
+    assert described["policy_run"] == "run"
     assert stats["ready"] == 1
 
 

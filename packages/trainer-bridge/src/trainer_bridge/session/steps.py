@@ -48,6 +48,8 @@ class Step(msgspec.Struct, eq=False):
     done: set[int] = msgspec.field(default_factory=set[int])
     out: bool = False
     """Everyone was told to go."""
+    taken: bool = False
+    """Rank 0 has it."""
 
 
 class Abandoned(msgspec.Struct, frozen=True):
@@ -111,6 +113,13 @@ class StepTable:
             self._send_share(number)
         self._go_if_ready()
         return self._number
+
+    def take(self) -> Step | None:
+        """The step that everyone was told to go with, which rank 0 holds from now on; None: not yet."""
+        if self.step is None or not self.step.out:
+            return None
+        self.step.taken = True
+        return self.step
 
     def give_up(self) -> None:
         """Rank 0 does not wait any longer: nobody gets the step."""
@@ -305,6 +314,8 @@ class StepTable:
             return
         self.step = None
         self._abandoned.append(Abandoned(step.lease, reason, nacked))
+        if step.out and not step.taken:
+            self._wanted = step.wanted  # rank 0 still waits, for the step that takes its place
         if step.out:
             self._broken[step.number] = reason[:MAX_TEXT]
             if len(self._broken) > REMEMBER_BROKEN:
