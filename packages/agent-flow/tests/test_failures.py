@@ -123,10 +123,10 @@ def test_sandboxes_that_never_come_up_are_counted_drops_without_a_reward(run):
     assert ledger_of(events).balanced
 
 
-def test_a_fault_of_ours_ends_one_rollout_with_evidence_and_not_the_run(run):
+def test_a_fault_of_a_provider_ends_one_rollout_with_evidence_and_not_the_run(run):
     code, events, _ = run(environment("Broken"))
     assert code == 1
-    assert events[-1]["dropped"] == {"flow/bug:KeyError": 2}
+    assert events[-1]["dropped"] == {"flow/raised:KeyError": 2}
     journal = (Path(events[0]["values"]["folder"]) / "journal" / "worker-0.jsonl").read_text()
     assert "Traceback" in journal
 

@@ -15,6 +15,7 @@ from agent_flow.environments.repository import build_repository, git
 from agent_flow.errors import GraderError, PatchApplyError
 from agent_flow.protocols import EnvironmentSpec, ProviderContext
 from agent_flow.providers import load_environments, load_runtime
+from agent_flow.runtimes.grading import apply_patch
 from agent_flow.runtimes.rows import repository_row
 from agent_flow.scratch import scratch_folder
 from token_tracking import load_tokenizer
@@ -255,3 +256,20 @@ async def test_a_run_without_an_end_is_no_zero(example, tmp_path):
         async with environments.open(wanted) as environment:
             with pytest.raises(GraderError, match="no verdict for any test"):
                 await runtime.grade(task, patch, environment)
+
+
+async def test_attributes_change_no_byte_on_the_way_to_the_grader(example, tmp_path, repository):
+    """`git apply` in the repository itself wrote LF as CRLF, and expanded keywords."""
+    repo, commit = repository
+    made = {"new.txt": b"n\n", "key.t": b"$Id: hello$\n", "win.txt": b"w\r\n"}
+    async with sandboxes(example) as (_, environments):
+        async with environments.open(spec(repo, commit)) as environment:
+            base = await BaseCommits(tmp_path / "bases").prepare(environment, spec(repo, commit))
+            await shell(environment, "printf '* text=auto eol=crlf\\n*.t ident\\n' > .gitattributes")
+            for name, data in made.items():
+                await environment.write(f"{environment.workdir}/{name}", data)
+            patch = (await capture_patch(environment, base)).patch
+        async with environments.open(spec(repo, commit)) as environment:
+            await apply_patch(environment, patch, "demo", commit)
+            for name, data in made.items():
+                assert await environment.read(f"{environment.workdir}/{name}") == data

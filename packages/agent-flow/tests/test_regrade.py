@@ -4,11 +4,19 @@ import hashlib
 import json
 import shutil
 
+import anyio
 import pytest
 from agent_flow.cli import main
+from agent_flow.clock import Clock
+from agent_flow.config import load_config
+from agent_flow.regrade import regrade as regrade_run
 
 GRADERS = """
-from agent_flow.errors import GraderError
+import asyncio
+import sys
+
+from agent_flow.errors import GraderError, TaskRowError
+from agent_flow.rollout import Verdict
 from agent_flow.runtimes.command import CommandRuntime
 
 
@@ -20,6 +28,27 @@ class Down(CommandRuntime):
 class Unreadable(CommandRuntime):
     async def grade(self, task, patch, environment):
         raise GraderError("unreadable", "no report", fault="agent")
+
+
+class NoNumber(CommandRuntime):
+    async def grade(self, task, patch, environment):
+        return Verdict(reward=object(), log="")
+
+
+class Odd(CommandRuntime):
+    def environment(self, task):
+        if task.instance_id == "weightcache-31":
+            raise TaskRowError("the row has no image", where=task.where)
+        return super().environment(task)
+
+    async def grade(self, task, patch, environment):
+        if task.instance_id == "verspec-52":
+            return {}[task.instance_id]
+        if task.instance_id == "layerconf-17":
+            sys.exit(3)
+        if task.instance_id == "globpath-8":
+            raise asyncio.CancelledError
+        return Verdict(reward=0.5, log="")
 """
 REWARDS = {
     "spanset-14": 1.0,
@@ -144,13 +173,80 @@ def test_for_people_it_prints_old_and_new(run_folder, capfd):
     assert "1 graded, 0 ungraded, 0 error, 0 skipped; 0 changed" in said
 
 
+def test_what_nobody_foresaw_costs_one_row_alone(regrade, other, run_folder):
+    config = other('provider = "command"', 'provider = "graders_of_regrade:Odd"')
+    patches = {path.parent.name: path for path in run_folder.glob("rollouts/*/patch.diff")}
+    (spanset,) = [name for name in patches if _task_of(run_folder, name) == "spanset-14"]
+    patches[spanset].unlink()
+    patches[spanset].mkdir()
+    code, rows, summary = regrade("--config", config)
+    assert code == 1
+    why = {name: row["why"] for name, row in rows.items() if row["state"] == "error"}
+    assert why.pop("verspec-52").startswith("KeyError: 'verspec-52' (graders_of_regrade.py:")
+    assert why.pop("layerconf-17").startswith("RuntimeError: SystemExit: 3 (graders_of_regrade.py:")
+    assert why.pop("globpath-8").startswith("RuntimeError: CancelledError:  (graders_of_regrade.py:")
+    assert "the row has no image" in why.pop("weightcache-31")
+    assert "Is a directory" in why.pop("spanset-14")
+    assert not why
+    assert (summary["error"], summary["skipped"]) == (5, 2)
+    lines = (run_folder / "regraded.jsonl").read_text().splitlines()
+    assert {row["task_id"]: row for row in map(json.loads, lines)} == rows
+
+
+def test_a_verdict_that_no_file_can_hold_is_an_error(regrade, other):
+    config = other('provider = "command"', 'provider = "graders_of_regrade:NoNumber"')
+    code, rows, summary = regrade("--config", config, "--task", "spanset-14")
+    assert (code, summary["error"], rows["spanset-14"]["new"]) == (1, 1, None)
+    assert rows["spanset-14"]["why"].startswith("TypeError: Encoding objects of type object is unsupported (")
+
+
+def test_each_verdict_is_written_as_it_is_done(regrade, other, run_folder):
+    file = load_config(other('provider = "command"', 'provider = "graders_of_regrade:Odd"'))
+    seen = []
+
+    def stop_at_the_third(row):
+        lines = (run_folder / "regraded.jsonl").read_text().splitlines()
+        seen.append(len(lines))
+        assert json.loads(lines[-1])["rollout_id"] == row.rollout_id
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    async def call():
+        await regrade_run(run_folder, file, tasks=(), clock=Clock(), listener=stop_at_the_third)
+
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(call)
+    assert seen == [1, 2, 3]
+    assert len((run_folder / "regraded.jsonl").read_text().splitlines()) == 3
+
+
+def _task_of(run_folder, rollout_id):
+    return json.loads((run_folder / "rollouts" / rollout_id / "provenance.json").read_text())["task_id"]
+
+
+def test_a_run_without_patches_is_said_before_an_environment_is_asked_for(own_agent):
+    done = own_agent.run()
+    again = own_agent.call("regrade", done.folder)
+    assert again.code == 2
+    assert "this run keeps no patches (its flow is " in again.stderr
+    assert "run --replay RUN` of a run with --dump asks the reward function again" in again.stderr
+    checked = own_agent.call("check-tasks", "run.toml")
+    assert checked.code == 2
+    assert "run.toml:" in checked.stderr
+    assert "keeps no patches, so there are no tests to check and nothing to grade again" in checked.stderr
+    own_agent.config(('provider = "my_flow:Guess"', 'provider = "plain"'), ("max_guesses = 4\n", ""))
+    assert "flow 'plain' keeps no patches" in own_agent.call("check-tasks", "run.toml").stderr
+
+
 def test_what_is_no_run_or_not_in_it_is_named(run_folder, tmp_path, capfd):
     assert main(["regrade", str(run_folder), "--task", "nowhere-1"]) == 2
     assert "the run has no rollout of 'nowhere-1'" in capfd.readouterr().err
-    assert main(["regrade", str(tmp_path / "nothing")]) == 2
-    assert "no such file" in capfd.readouterr().err
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(run_folder / "run.toml", empty)
-    assert main(["regrade", str(empty)]) == 2
-    assert "not the folder of a run" in capfd.readouterr().err
+    for folder in (tmp_path / "nothing", empty, empty / "run.toml"):
+        assert main(["regrade", str(folder)]) == 2
+        said = capfd.readouterr().err
+        assert f"{folder}: no run folder: it has no journal" in said
+        assert "agent-flow regrade runs/NAME" in said
+        assert "init" not in said

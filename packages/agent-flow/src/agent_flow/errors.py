@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 Fault = Literal["infra", "image", "task", "agent"]
 
 
+def text_of(value: object) -> str:
+    """Text that every file and screen takes: bytes decoded, halves of surrogate pairs replaced.
+
+    It never raises: what says why a rollout ended must not end the run.
+    """
+    try:
+        if isinstance(value, bytes | bytearray):
+            return bytes(value).decode("utf-8", "replace")
+        text = str.__str__(value) if isinstance(value, str) else str(value)
+        return text.encode("utf-8", "replace").decode()
+    except Exception as error:
+        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+
+
 class AgentFlowError(Exception):
     """Base of every error that this package raises on purpose."""
 
@@ -60,6 +74,8 @@ class RolloutError(AgentFlowError):
     def __init__(
         self, cause: str, message: str, *, fault: Fault = "infra", retryable: bool = False, evidence: str = ""
     ) -> None:
+        # Of a response's body or a process's output: bytes, or text that no file takes.
+        message, evidence = text_of(message), text_of(evidence)
         super().__init__(cause, message, fault, retryable, evidence)
         self.cause = cause
         self.message = message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +19,9 @@ from typing import cast
 import msgspec
 
 from agent_flow.clock import Clock
-from agent_flow.errors import JournalError
+from agent_flow.errors import JournalError, text_of
+
+logger = logging.getLogger(__name__)
 
 HEADER = {"kind": "agent-flow-journal", "version": 1}
 _ENDS = ("delivered", "dropped", "parked")
@@ -34,17 +37,25 @@ class Journal:
         _cut_torn_line(self.path)
         self._file = self.path.open("ab", buffering=0)
         if self._file.tell() == 0:
-            self._append(HEADER)
+            self._append(_encoded(HEADER))
 
     def write(self, event: str, rollout_id: str = "", **values: object) -> None:
         """Append one event. The line is handed to the system before this returns."""
-        line: dict[str, object] = {"t_ns": self._clock.now_ns(), "event": event}
+        self.put(self.prepare(event, rollout_id, **values))
+
+    def prepare(self, event: str, rollout_id: str = "", **values: object) -> bytes:
+        """An event for `put`. What JSON has no form for becomes text."""
+        line: dict[str, object] = {"event": event}
         if rollout_id:
             line["rollout_id"] = rollout_id
-        self._append({**line, **values})
+        return _encoded({**line, **values})
 
-    def _append(self, line: Mapping[str, object]) -> None:
-        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+    def put(self, prepared: bytes) -> None:
+        """Append what `prepare` gave, with the time of now."""
+        self._append(b'{"t_ns": %d, ' % self._clock.now_ns() + prepared.removeprefix(b"{"))
+
+    def _append(self, line: bytes) -> None:
+        data = line + b"\n"
         end = self._file.tell()
         try:
             written = self._file.write(data)
@@ -136,6 +147,20 @@ def read_events(folder: Path) -> list[dict[str, object]]:
         JournalError: a file is no journal.
     """
     return [line for path in sorted(folder.glob("*.jsonl")) for _, line in _lines(path)]
+
+
+def _encoded(line: Mapping[str, object]) -> bytes:
+    return json.dumps({name: _held(name, value) for name, value in line.items()}).encode()
+
+
+def _held(name: str, value: object) -> object:
+    """The value, or its text: an end that cannot be written would leave its rollout alive for good."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        logger.warning("the journal has the text of %s, a %s", name, type(value).__name__)
+        return text_of(value)
+    return value
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -51,14 +51,17 @@ class Parts:
         *,
         now: datetime | None = None,
     ) -> Rollout:
-        """An attempt at a task, before its first step. `now`: what the chat template prints as the date."""
+        """An attempt at a task, before its first step. `now`: what the chat template prints as the date.
+
+        The rollout has the task to itself: a flow that changes its row changes no other attempt's.
+        """
         template = self.templates.of(task)
         return Rollout(
             rollout_id=rollout_id,
             group_id=group_id,
             member=member,
             attempt=attempt,
-            task=task,
+            task=task.fresh(),
             mode=mode,
             conversation=Conversation(template if now is None else template.at(now)),
         )

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import anyio
 import msgspec
 
 from agent_flow.clock import Clock
-from agent_flow.config import ConfigFile
-from agent_flow.errors import ConfigError, EnvError, GraderError, UsageError, unwrapped
+from agent_flow.config import ConfigFile, load_config
+from agent_flow.errors import ConfigError, EnvError, GraderError, TaskRowError, UsageError, unwrapped
 from agent_flow.flow import PATCH
 from agent_flow.outcome import outcome_of
+from agent_flow.reward_thread import contained, described
 from agent_flow.rollout import Mode, TestState
 from agent_flow.runtimes.grader import Grader, open_grader
 from agent_flow.task import Task
+
+logger = logging.getLogger(__name__)
 
 State = Literal["graded", "ungraded", "error", "skipped"]
 
@@ -71,12 +78,14 @@ async def regrade(
         listener: Told of each as it is done.
 
     Returns:
-        A row per rollout, and the new file in the run's folder that has them as JSON lines.
+        A row per rollout, and the new file in the run's folder that has them as JSON lines, each written as
+        it is done.
 
     Raises:
-        UsageError: it is no run, it has no such task, or the configuration cannot work.
+        UsageError: it is no run or keeps no patches, it has no such task, or the configuration cannot work.
     """
     stored = _read_run(run)
+    _require_patches(run, file)
     known = {rollout.task_id for rollout in stored}
     unknown = [name for name in tasks if name not in known]
     if unknown:
@@ -87,30 +96,56 @@ async def regrade(
         )
     chosen = [rollout for rollout in stored if not tasks or rollout.task_id in tasks]
     rows: dict[str, Regraded] = {}
+    lines = _Lines(run)
     slots = anyio.CapacityLimiter(file.run.worker.max_rollouts)
     async with open_grader(file, clock) as grader:
         by_name = {task.instance_id: task for task in grader.tasks}
 
         async def one(rollout: Stored) -> None:
             async with slots:
-                row = await _regrade_one(run, rollout, by_name.get(rollout.task_id), grader)
+                row = await _row_of(run, rollout, by_name.get(rollout.task_id), grader)
             rows[rollout.rollout_id] = row
+            lines.write(row)
             listener(row)
 
         with unwrapped():
             async with anyio.create_task_group() as group:
                 for rollout in chosen:
                     group.start_soon(one, rollout)
-    ordered = tuple(rows[rollout.rollout_id] for rollout in chosen)
-    return ordered, _write(run, ordered)
+    return tuple(rows[rollout.rollout_id] for rollout in chosen), lines.path
+
+
+async def _row_of(run: Path, rollout: Stored, task: Task | None, grader: Grader) -> Regraded:
+    try:
+        row = await contained(_regrade_one(run, rollout, task, grader))
+        msgspec.json.encode(row)  # a verdict of a runtime of one's own may be anything
+        return row
+    except TaskRowError as error:
+        return _row(rollout, "error", str(error))
+    except UsageError:
+        raise
+    except Exception as error:
+        # As in the worker: a rollout that meets a fault is a row with the reason, the others go on.
+        logger.exception("rollout %s could not be graded", rollout.rollout_id)
+        frames = traceback.extract_tb(error.__traceback__)
+        if error.__cause__ is not None:
+            frames += traceback.extract_tb(error.__cause__.__traceback__)
+        at = frames[-1]
+        return _row(rollout, "error", f"{described(error)} ({Path(at.filename).name}:{at.lineno})")
+
+
+def _row(rollout: Stored, state: State, why: str) -> Regraded:
+    return Regraded(
+        rollout_id=rollout.rollout_id,
+        task_id=rollout.task_id,
+        state=state,
+        old=rollout.reward,
+        why=why.encode(errors="backslashreplace").decode(),
+    )
 
 
 async def _regrade_one(run: Path, rollout: Stored, task: Task | None, grader: Grader) -> Regraded:
-    def row(state: State, why: str) -> Regraded:
-        return Regraded(
-            rollout_id=rollout.rollout_id, task_id=rollout.task_id, state=state, old=rollout.reward, why=why
-        )
-
+    row = partial(_row, rollout)
     if not outcome_of(rollout.exit_status, rollout.mode).evaluate:
         return row("skipped", f"{rollout.exit_status} is not graded")
     if task is None:
@@ -119,7 +154,7 @@ async def _regrade_one(run: Path, rollout: Stored, task: Task | None, grader: Gr
     if not await path.exists():
         return row("skipped", "no patch was stored")
     try:
-        verdict = await grader.grade(task, await path.read_bytes())
+        verdict = await grader.grade(task.fresh(), await path.read_bytes())
     except (EnvError, GraderError) as error:
         of_patch = isinstance(error, GraderError) and error.fault == "agent"
         return row("ungraded" if of_patch else "error", str(error))
@@ -131,38 +166,68 @@ async def _regrade_one(run: Path, rollout: Stored, task: Task | None, grader: Gr
     )
 
 
-def _read_run(run: Path) -> list[Stored]:
-    folder = run / "rollouts"
-    if not folder.is_dir():
+def require_run(run: Path) -> None:
+    """Raises: UsageError: the folder is not that of a run."""
+    if not (run / "journal").is_dir():
         raise UsageError(
-            "not the folder of a run: it has no rollouts/", where=str(run), fix="agent-flow regrade runs/NAME"
+            "no run folder: it has no journal",
+            where=str(run),
+            fix="agent-flow regrade runs/NAME, the folder that `agent-flow run` names at its end",
         )
+
+
+def _require_patches(run: Path, file: ConfigFile) -> None:
+    """A run of the flow `swe` may have come to no patch; a run of another flow may never have one."""
+    own = run / "run.toml"
+    flow = (load_config(own) if own.is_file() else file).run.flow.get("provider")
+    if flow != "swe" and next((run / "rollouts").glob(f"*/{PATCH}"), None) is None:
+        raise UsageError(
+            f"this run keeps no patches (its flow is {flow!r}); nothing to grade again",
+            where=str(run),
+            fix="`agent-flow run --replay RUN` of a run with --dump asks the reward function again",
+        )
+
+
+def _read_run(run: Path) -> list[Stored]:
+    require_run(run)
+    folder = run / "rollouts"
     stored: list[Stored] = []
     for path in sorted(folder.glob("*/provenance.json")):
         try:
             stored.append(msgspec.json.decode(path.read_bytes(), type=Stored))
-        except msgspec.MsgspecError as error:
+        except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"cannot be read: {error}", where=str(path)) from error
     if not stored:
         raise UsageError("no rollout of this run left a provenance.json", where=str(folder))
     return stored
 
 
-def _write(run: Path, rows: Sequence[Regraded]) -> Path:
+class _Lines:
     """`regraded.jsonl`, or the first of `regraded-2.jsonl` and so on that is not there yet."""
-    for number in itertools.count(1):
-        path = run / ("regraded.jsonl" if number == 1 else f"regraded-{number}.jsonl")
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.path = run
+        """The file, once it has a line."""
+
+    def write(self, row: Regraded) -> None:
+        """Add a line.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
         try:
-            with path.open("xb") as out:
-                _write_rows(out, rows)
-        except FileExistsError:
-            continue
+            if self.path == self._run:
+                self.path = self._new()
+            with self.path.open("ab") as out:
+                out.write(msgspec.json.encode(row) + b"\n")
         except OSError as error:
-            raise ConfigError(f"cannot write: {error.strerror}", where=str(path)) from error
-        return path
-    raise AssertionError("itertools.count does not end")
+            raise ConfigError(f"cannot write: {error.strerror}", where=str(self.path)) from error
 
-
-def _write_rows(out: IO[bytes], rows: Sequence[Regraded]) -> None:
-    for row in rows:
-        out.write(msgspec.json.encode(row) + b"\n")
+    def _new(self) -> Path:
+        for number in itertools.count(1):
+            path = self._run / ("regraded.jsonl" if number == 1 else f"regraded-{number}.jsonl")
+            with suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                return path
+        raise AssertionError("itertools.count does not end")

@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from numbers import Real
 from pathlib import Path
@@ -27,17 +27,18 @@ from token_tracking.sample import Scalar
 from agent_flow.config import Count, Seconds
 from agent_flow.errors import ConfigError, GraderError, RolloutError
 from agent_flow.provider_module import failure, searched
-from agent_flow.reward_thread import in_thread
+from agent_flow.reward_thread import contained, described, in_thread
 from agent_flow.rollout import Message, Mode, Rollout
-from agent_flow.task import Task
+from agent_flow.task import Task, copied
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 30.0
+_LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reward function is given: a rollout that has ended."""
+    """What a reward function is given: a rollout that has ended. A copy, for each call anew."""
 
     task: Task
     """`task.row` holds every column of its row, the expected answer among them."""
@@ -61,7 +62,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
 
     reward: float
     details: Mapping[str, Scalar] = {}
-    """Goes into the samples' `extra` and the rollout's files."""
+    """Goes into the samples' `extra` and the rollout's files, by name: text, finite numbers of 64 bits or
+    None. Scalars of numpy are made plain."""
     turn_rewards: tuple[float | None, ...] | None = None
     """One per sampled turn, in order; None for a turn without one. None: no turn has its own."""
     log: str = ""
@@ -144,56 +146,96 @@ class RewardFunction:
     async def _call(self, episode: Episode) -> object:
         limit_s = self._config.reward_timeout_s
         answer: object = None
-        try:
-            with anyio.move_on_after(limit_s) as scope:
-                if inspect.iscoroutinefunction(self._function.func):
-                    answer = self._function(episode)
-                else:
-                    answer = await in_thread(functools.partial(self._function, episode))
-                if inspect.isawaitable(answer):
-                    answer = await answer
-        except RolloutError:
-            raise
-        except Exception as error:
-            raise GraderError(
-                "reward_raised",
-                f"{self._config.reward} raised {type(error).__name__}: {error}",
-                retryable=True,
-                evidence=traceback.format_exc(),
-            ) from error
-        if scope.cancelled_caught:
+        failure: Exception | None = None
+        with anyio.move_on_after(limit_s) as scope:
+            try:
+                answer = await contained(self._answer(_copy_of(episode)))
+            except Exception as error:
+                failure = error
+        if scope.cancel_called:  # whatever it made of that: an answer that was cut is none
             raise GraderError(
                 "reward_timeout",
                 f"{self._config.reward} took longer than reward_timeout_s = {limit_s:g} s",
                 retryable=True,
             )
+        if isinstance(failure, RolloutError):
+            raise failure
+        if failure is not None:
+            raise GraderError(
+                "reward_raised",
+                f"{self._config.reward} raised {described(failure)}",
+                retryable=True,
+                evidence="".join(traceback.format_exception(failure)),
+            ) from failure
         return answer
 
-    def _checked(self, answer: object, episode: Episode) -> Reward:
-        if isinstance(answer, Reward):
-            made = msgspec.structs.replace(answer, reward=self._number(answer.reward, episode, "reward"))
+    async def _answer(self, episode: Episode) -> object:
+        if inspect.iscoroutinefunction(self._function.func):
+            answer = self._function(episode)
         else:
-            made = Reward(reward=self._number(answer, episode, "what it returns"))
-        for name, value in cast("Mapping[str, object]", made.details).items():
-            if not isinstance(value, str | int | float | bool | None):
-                raise self._wrong(episode, f"details[{name!r}] is {_shown(value)}, need text or a number")
-        turns = made.turn_rewards
-        if turns is None:
-            return made
-        if len(turns) != episode.turns:
-            raise self._wrong(episode, f"{len(turns)} turn_rewards for {episode.turns} turns")
-        checked = tuple(
-            None if value is None else self._number(value, episode, f"turn_rewards[{at}]")
-            for at, value in enumerate(turns)
+            answer = await in_thread(functools.partial(self._function, episode))
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _checked(self, answer: object, episode: Episode) -> Reward:
+        try:
+            return self._read(answer, episode)
+        except GraderError:
+            raise
+        except Exception as error:  # code of the user's too: a `__float__` that raises
+            what = f"what it returns cannot be read: {described(error)}"
+            raise self._wrong(episode, what) from error
+
+    def _read(self, answer: object, episode: Episode) -> Reward:
+        if not isinstance(answer, Reward):
+            return Reward(reward=self._number(answer, episode, "what it returns"))
+        log = cast("object", answer.log)
+        if not isinstance(log, str):
+            raise self._wrong(episode, f"log is {_shown(log)}, need text")
+        log.encode(errors="surrogateescape")  # as it is written
+        return Reward(
+            reward=self._number(answer.reward, episode, "reward"),
+            details=self._details(answer.details, episode),
+            turn_rewards=self._turn_rewards(answer.turn_rewards, episode),
+            log=log,
         )
-        return msgspec.structs.replace(made, turn_rewards=checked)
+
+    def _details(self, details: object, episode: Episode) -> dict[str, Scalar]:
+        if not isinstance(details, Mapping):
+            raise self._wrong(episode, f"details is {_shown(details)}, need a dict")
+        made: dict[str, Scalar] = {}
+        for name, value in cast("Mapping[object, object]", details).items():
+            if not isinstance(name, str):
+                raise self._wrong(
+                    episode, f"details has the key {_shown(name)} for {_shown(value)}, need text as key"
+                )
+            try:
+                made[str(_scalar(name))] = _scalar(value)
+            except ValueError as error:
+                raise self._wrong(episode, f"details[{name!r:.60}] is {_shown(value)}, {error}") from error
+        return made
+
+    def _turn_rewards(self, turns: object, episode: Episode) -> tuple[float | None, ...] | None:
+        if turns is None:
+            return None
+        if isinstance(turns, str | bytes) or not isinstance(turns, Sequence | np.ndarray):
+            raise self._wrong(episode, f"turn_rewards is {_shown(turns)}, need one for each turn, or None")
+        values = tuple(cast("Sequence[object]", turns))
+        if len(values) != episode.turns:
+            raise self._wrong(episode, f"{len(values)} turn_rewards for {episode.turns} turns")
+        return tuple(
+            None if value is None else self._number(value, episode, f"turn_rewards[{at}]")
+            for at, value in enumerate(values)
+        )
 
     def _number(self, value: object, episode: Episode, what: str) -> float:
         if isinstance(value, np.generic):
             value = cast("object", value.item())
         if not isinstance(value, Real):
             raise self._wrong(episode, f"{what} is {_shown(value)}, need a number or a Reward")
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise self._wrong(episode, f"{what} is too large: need a finite number") from error
         if not math.isfinite(number):
             raise self._wrong(episode, f"{what} is {number}: need a finite number")
         return number
@@ -224,8 +266,49 @@ def episode_of(rollout: Rollout) -> Episode:
     )
 
 
+def _copy_of(episode: Episode) -> Episode:
+    return msgspec.structs.replace(
+        episode,
+        task=episode.task.fresh(),
+        messages=copied(episode.messages),
+        artifacts=dict(episode.artifacts),
+    )
+
+
+def _scalar(value: object) -> Scalar:
+    """The value as JSON has it.
+
+    Raises:
+        ValueError: it has none; says what is needed.
+    """
+    if isinstance(value, np.generic):
+        value = cast("object", value.item())
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if not _LEAST <= value <= _MOST:
+            raise ValueError("need an integer of 64 bits")
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError("need a finite number, or None")
+        return number
+    if not isinstance(value, str):
+        raise ValueError("need text or a number")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("need text without halves of surrogate pairs") from error
+    return str.__str__(value)  # of an enumeration: its value
+
+
 def _shown(value: object) -> str:
-    return f"{value!r:.60} ({type(value).__name__})"
+    try:
+        text = f"{value!r:.60}"
+    except Exception:  # such as an integer of too many digits
+        text = "what cannot be shown"
+    return f"{text} ({type(value).__name__})"
 
 
 def _resolve(spec: str, where: str) -> Callable[..., object]:

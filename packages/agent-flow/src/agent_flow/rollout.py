@@ -67,14 +67,27 @@ class Rollout(msgspec.Struct, kw_only=True):
     """One per turn of the conversation, in the order of recording. None: the rollout's own alone."""
     extra: dict[str, Scalar] = {}
     """For the samples' `extra`: what a judge says beside the reward."""
+    policy_runs: list[str] = []
+    """Whose weights the engine had while it sampled, in the order of first use; none that has no name."""
 
 
 def samples_of(rollout: Rollout, source: Source, provenance: Mapping[str, Scalar]) -> tuple[Sample, ...]:
     """The rollout as training samples, one per branch of its conversation.
 
+    They bear the policy run that its first tokens are of, whatever the engine's is by now. Weight versions of
+    two policy runs cannot be compared, so a rollout with tokens of both is marked here as not to be trained.
+
     Raises:
         TokenError: nothing was sampled, or the conversation contradicts itself.
     """
+    if rollout.policy_runs:
+        said: dict[str, Scalar] = {POLICY_RUN: rollout.policy_runs[0]}
+        if len(rollout.policy_runs) > 1:
+            said["policy_runs"] = len(rollout.policy_runs)
+            rollout.in_loss = rollout.in_baseline = False
+            rollout.status = "failed"
+        rollout.produced_by = {**rollout.produced_by, **said}
+        provenance = {**provenance, **said}
     try:
         samples = rollout.conversation.samples(
             rollout_id=rollout.rollout_id,

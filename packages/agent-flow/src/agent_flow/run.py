@@ -72,8 +72,8 @@ async def run(
         replay: Run these rollouts again, each with what its engine gave then; nothing is sent.
 
     Raises:
-        UsageError: the configuration, a task row or a provider cannot work; raised before the first rollout
-            starts, and no run folder is left.
+        UsageError: the configuration, a task row or a provider cannot work. No run folder is left if no
+            rollout was started; in a rollout it is a counted drop.
     """
     interrupt = Interrupt(lambda text: listener(Event(event="warning", text=text)))
     run_of_one = _Run(file, clock, listener, interrupt, mode=mode, dump=dump, replay=replay)
@@ -137,8 +137,9 @@ class _Run:
                 with Journal(folder.journal, "worker-0", self._clock) as journal:
                     await self._session(parts, folder, journal, places)
             except UsageError:
-                self._folder = None
-                folder.discard()
+                if not read_ledger(folder.journal).started:
+                    self._folder = None
+                    folder.discard()
                 raise
 
     def _places(self) -> tuple[Place, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from token_tracking import Conversation
@@ -17,12 +19,14 @@ from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
 from agent_flow.dump import NAME as DUMP
 from agent_flow.dump import RolloutDump, write_dump
-from agent_flow.errors import ConfigError
+from agent_flow.errors import ConfigError, text_of
 from agent_flow.events import RolloutRow
 from agent_flow.rollout import Rollout
 from agent_flow.templates import delta_road
 
 PROVENANCE, SNAPSHOT, PAGE = "provenance.json", "conversation.snapshot", "view.html"
+_MESSAGES, _LOG = "messages.json", "grader.log"
+_OWN = frozenset({PROVENANCE, SNAPSHOT, PAGE, DUMP, _MESSAGES, _LOG})
 
 
 class TemplateSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,24 +111,39 @@ class RunFolder:
         seconds: float,
         provenance: Mapping[str, object],
         *,
-        dump: RolloutDump | None = None,
-    ) -> None:
-        """Write everything a person or a script may want to know of one rollout."""
+        dump: Callable[[], RolloutDump] | None = None,
+    ) -> tuple[str, ...]:
+        """Write everything a person or a script may want to know of one rollout.
+
+        Returns:
+            The files that could not be written, and why: one of them never costs the others.
+        """
         folder = self.rollouts / rollout.rollout_id
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "messages.json", _document("messages", messages=list(rollout.messages)))
-        document = _provenance(rollout, source, seconds, provenance)
-        _write(folder / PROVENANCE, document)
-        for name, data in rollout.artifacts.items():
-            (folder / name).write_bytes(data)
-        (folder / SNAPSHOT).write_bytes(rollout.conversation.to_bytes())
+        failed: list[str] = []
+
+        def write(name: object, into: Callable[[Path], object]) -> None:
+            try:
+                into(folder / text_of(name))
+            except Exception as error:  # a flow may leave anything in a rollout
+                failed.append(f"{text_of(name)}: {type(error).__name__}: {text_of(error)}")
+
+        document = cache(partial(_provenance, rollout, source, seconds, provenance))
+
+        def page(_: Path) -> None:
+            write_page(folder, rollout.conversation, msgspec.json.decode(document(), type=Provenance))
+
+        write(_MESSAGES, lambda path: _write(path, _document("messages", messages=list(rollout.messages))))
+        write(PROVENANCE, lambda path: _write(path, document()))
+        write(SNAPSHOT, lambda path: path.write_bytes(rollout.conversation.to_bytes()))
         if dump is not None:
-            write_dump(folder / DUMP, dump)
-        if rollout.verdict is not None:
-            (folder / "grader.log").write_text(
-                rollout.verdict.log, encoding="utf-8", errors="surrogateescape"
-            )
-        write_page(folder, rollout.conversation, msgspec.json.decode(document, type=Provenance))
+            write(DUMP, lambda path: write_dump(path, dump()))
+        if (verdict := rollout.verdict) is not None:
+            write(_LOG, lambda path: path.write_text(verdict.log, encoding="utf-8", errors="surrogateescape"))
+        write(PAGE, page)
+        for name, content in rollout.artifacts.items():
+            write(name, partial(_write_artifact, name, content))
+        return tuple(failed)
 
     def write_index(self, rows: Sequence[RolloutRow]) -> Path:
         """A page that leads from tasks to the pages of their rollouts."""
@@ -178,16 +197,17 @@ def _provenance(rollout: Rollout, source: Source, seconds: float, produced_by: M
         member=rollout.member,
         attempt=rollout.attempt,
         mode=rollout.mode,
-        exit_status=rollout.exit_status,
-        reward=rollout.reward,
-        in_loss=rollout.in_loss,
-        in_baseline=rollout.in_baseline,
+        exit_status=text_of(rollout.exit_status),
+        # Of a rollout that was dropped they may be anything: only what is delivered was checked.
+        reward=rollout.reward if type(rollout.reward) in (int, float) else None,
+        in_loss=rollout.in_loss is True,
+        in_baseline=rollout.in_baseline is True,
         status=rollout.status,
         source=source,
         seconds=seconds,
         turn_rewards=rollout.turn_rewards,
         extra=rollout.extra,
-        artifacts={name: len(data) for name, data in rollout.artifacts.items()},
+        artifacts={name: len(data) for name, data in rollout.artifacts.items() if _is_file(name, data)},
         tests={} if rollout.verdict is None else dict(rollout.verdict.tests),
         produced_by=dict(produced_by),
         template={
@@ -203,7 +223,35 @@ def _provenance(rollout: Rollout, source: Source, seconds: float, produced_by: M
 
 def _document(kind: str, **values: object) -> bytes:
     document = {"kind": f"agent-flow-{kind}", "version": 1, **values}
-    return msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1)
+    try:
+        data = msgspec.json.encode(document, enc_hook=str)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, as `errors="surrogateescape"` makes of a byte that is no UTF-8.
+        plain = json.dumps(msgspec.to_builtins(document, enc_hook=str), ensure_ascii=False)
+        data = plain.encode("utf-8", "replace")
+    return msgspec.json.format(data, indent=1)
+
+
+def _is_file(name: object, data: object) -> bool:
+    """Whether an artifact can be a file: bytes under a plain name that is none of this folder's own."""
+    return isinstance(data, bytes | bytearray) and _is_plain(name)
+
+
+def _is_plain(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and name not in {"", ".", "..", *_OWN}
+        and not set("/\\\0") & set(name)
+        and text_of(name) == name
+    )
+
+
+def _write_artifact(name: object, data: object, path: Path) -> None:
+    if not _is_plain(name):
+        raise ValueError("not the plain name of a file of its own")
+    if not _is_file(name, data):
+        raise TypeError(f"{type(data).__name__}, need bytes")
+    path.write_bytes(cast("bytes", data))
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -35,6 +35,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
     """File and line, for errors."""
 
+    def fresh(self) -> Task:
+        """A copy for one user: what it does to its row, nobody else sees."""
+        return msgspec.structs.replace(
+            self, row=copied(self.row), chat_template_kwargs=copied(self.chat_template_kwargs)
+        )
+
     def columns(self, kind: type[T], *, needs: str) -> T:
         """What a runtime wants of the row, checked. Columns that `kind` does not name are ignored.
 
@@ -51,6 +57,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             raise TaskRowError(
                 str(error), where=f"{self.where} ({self.instance_id})", fix=f"a row needs {needs}"
             ) from error
+
+
+def copied(value: T) -> T:
+    """Dicts, lists, tuples and sets anew, at every depth; anything else, such as a handle, stays the same."""
+    found: object = value
+    if type(value) is dict:
+        found = {key: copied(inner) for key, inner in cast("dict[object, object]", value).items()}
+    elif type(value) in (list, tuple, set):
+        kind = cast("type[list[object]]", type(value))
+        found = kind(copied(inner) for inner in cast("list[object]", value))
+    return cast("T", found)
 
 
 def load_tasks(path: Path) -> tuple[Task, ...]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 from token_tracking.sample import Sample
@@ -21,7 +20,7 @@ from agent_flow.config import WorkerConfig
 from agent_flow.destination import Destination
 from agent_flow.dump import dump_of
 from agent_flow.engine_calls import CallLog
-from agent_flow.errors import DeliveryError, Fault, JournalError, RolloutError, StageTimeoutError, UsageError
+from agent_flow.errors import DeliveryError, Fault, JournalError, RolloutError, UsageError, text_of
 from agent_flow.events import Event, Listener, RolloutRow
 from agent_flow.journal import Journal
 from agent_flow.model import ConversationModel
@@ -29,16 +28,13 @@ from agent_flow.outcome import about_unknown, outcome_of_error
 from agent_flow.parts import Parts
 from agent_flow.rollout import Mode, Rollout, samples_of
 from agent_flow.run_folder import RunFolder
+from agent_flow.stage import hold_plain, raised_at, within
 from agent_flow.task import Task
 
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = "flow/interrupted"
-BUG = "flow/bug"
-RAISED = "flow/raised"
-"""An exception in code of the user's, such as a flow of their own."""
-_OURS = Path(__file__).parent
-_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+_MEASURES = ("exit_status", "turns", "prompt_tokens", "sampled_tokens", "seconds")
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,24 +129,29 @@ class Worker:
             await self._attempts(place, rollout_id, end)
         except JournalError:
             raise
-        except UsageError:
-            end.dropped("flow/usage", "the run cannot go on")
-            raise
+        except UsageError as error:
+            end.dropped("flow/usage", text_of(error), fault="task")
+            await self._write_files(end)
         except RolloutError as error:
             end.dropped(error.reason, error.message, error.evidence, fault=error.fault)
             await self._write_files(end)
             return outcome_of_error(error).refill
         except DeliveryError as error:
             end.dropped("delivery/refused", str(error))
-        except Exception as error:
-            # The one broad handler: a rollout that meets a fault is counted, the others go on.
-            logger.exception("rollout %s failed", rollout_id)
-            whose, where = _raised_at(error)
-            note = f"{type(error).__name__}: {error} ({where})"
-            end.dropped(f"{whose}:{type(error).__name__}", note, traceback.format_exc())
-        except BaseException:
+        except (KeyboardInterrupt, GeneratorExit):
             end.dropped(INTERRUPTED, "cut from outside")
             raise
+        except BaseException as error:
+            # The one broad handler: a rollout that meets a fault is counted, the others go on. Code of a
+            # user's may also raise `SystemExit`, or be cancelled by a task of its own.
+            reason, note, evidence = *raised_at(error), traceback.format_exc()
+            try:
+                await anyio.lowlevel.checkpoint_if_cancelled()
+            except BaseException:
+                end.dropped(INTERRUPTED, "cut from outside", evidence)
+                raise
+            logger.exception("rollout %s failed", rollout_id)
+            end.dropped(reason, note, evidence)
         return False
 
     async def _attempts(self, place: Place, rollout_id: str, end: _End) -> None:
@@ -164,7 +165,7 @@ class Worker:
                 again = outcome_of_error(error).retry and error.retryable
                 if not again or attempt + 1 == self._config.max_attempts:
                     raise
-                text = str(error)
+                text = text_of(error)
                 self._journal.write(
                     "attempt_failed", rollout_id, attempt=attempt, reason=error.reason, message=text
                 )
@@ -183,17 +184,17 @@ class Worker:
         model = ConversationModel(
             rollout, self._parts.engine, self._parts.sampling, on_turn=end.turn, log=end.log
         )
-        await _within(config.preprocess_timeout_s, "preprocess", flow.preprocess(rollout))
-        await _within(config.generate_timeout_s, "generate", flow.generate(rollout, model))
-        await _within(config.reward_timeout_s, "reward", flow.reward(rollout))
+        await within(config.preprocess_timeout_s, "preprocess", flow.preprocess(rollout))
+        await within(config.generate_timeout_s, "generate", flow.generate(rollout, model))
+        await within(config.reward_timeout_s, "reward", flow.reward(rollout))
 
     async def _deliver(self, rollout: Rollout, end: _End) -> None:
         if rollout.mode == "eval":
             # Whatever the flow says: what measures is never trained, nor a baseline for what is.
             rollout.in_loss = rollout.in_baseline = False
+        hold_plain(rollout)
         samples = self._samples(rollout)
-        sent = len(samples) if self._habits.sends else 0
-        await self._delivery.send(samples, on_taken=lambda remark: end.delivered(sent, remark))
+        await self._delivery.send(samples, on_taken=end.ready(len(samples) if self._habits.sends else 0))
         if self._habits.on_finished is not None:
             self._habits.on_finished(rollout, samples)
         # After the samples are safe: a page that cannot be written must not cost them.
@@ -205,10 +206,25 @@ class Worker:
         return samples_of(rollout, self._parts.engine.source, self._parts.provenance(rollout))
 
     async def _write_files(self, end: _End, samples: Sequence[Sample] = ()) -> None:
-        """What a person may want to see of a rollout, whether it was delivered or dropped."""
+        """What a person may want to see of a rollout, whether it was delivered or dropped.
+
+        A file that cannot be written costs itself alone, and the rollout's row says so.
+        """
+        caught: BaseException | None = None
+        try:
+            failed = await self._files(end, samples)
+        except (Exception, SystemExit, anyio.get_cancelled_exc_class()) as error:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # an interrupt goes on
+            failed, caught = (f"{type(error).__name__}: {text_of(error)}",), error
+        if failed:
+            text = f"not written: {'; '.join(failed)}"
+            logger.warning("rollout %s: %s", end.rollout_id, text, exc_info=caught)
+            end.remark(text)
+
+    async def _files(self, end: _End, samples: Sequence[Sample]) -> tuple[str, ...]:
         rollout = end.rollout
         if rollout is None or not (rollout.conversation.turns or rollout.messages):
-            return
+            return ()
         source = self._parts.engine.source
         calls = None if end.log is None else end.log.calls
         # In a thread: checking every prompt of a long conversation against full renders takes seconds.
@@ -218,66 +234,35 @@ class Worker:
             source,
             end.seconds,
             self._parts.provenance(rollout),
-            dump=None if calls is None else dump_of(rollout, source, calls, samples),
+            dump=None if calls is None else partial(dump_of, rollout, source, calls, samples),
         )
-        try:
-            await anyio.to_thread.run_sync(write)
-        except OSError as error:
-            logger.warning("the files of %s could not be written: %s", rollout.task.instance_id, error)
+        return await anyio.to_thread.run_sync(write)
 
-    def end(self, event: str, row: RolloutRow, evidence: str) -> None:
-        """Write a rollout's one end to the journal and tell it."""
-        measures: dict[str, object] = {
-            "exit_status": row.exit_status,
-            "turns": row.turns,
-            "prompt_tokens": row.prompt_tokens,
-            "sampled_tokens": row.sampled_tokens,
-            "seconds": row.seconds,
-        }
+    def line_of(self, event: str, row: RolloutRow, evidence: str) -> bytes:
+        """A rollout's end as a line for the journal."""
+        values: dict[str, object] = {"attempt": row.attempt}
         if row.dropped:
-            self._journal.write(
-                event,
-                row.rollout_id,
-                attempt=row.attempt,
-                reason=row.dropped,
-                message=row.note,
-                evidence=evidence[-4000:],
-                **measures,
-            )
+            values |= {"reason": row.dropped, "message": row.note, "evidence": evidence[-4000:]}
         else:
-            self._journal.write(
-                event,
-                row.rollout_id,
-                attempt=row.attempt,
-                samples=row.samples,
-                reward=row.reward,
-                **measures,
-            )
+            values |= {"samples": row.samples, "reward": row.reward}
+        known = msgspec.structs.asdict(row)
+        return self._journal.prepare(
+            event, row.rollout_id, **values, **{name: known[name] for name in _MEASURES}
+        )
+
+    def write_end(self, line: bytes, row: RolloutRow) -> None:
+        """Write a rollout's one end to the journal, and keep its row."""
+        self._journal.put(line)
         self.rows.append(row)
-        kind = "rollout_dropped" if row.dropped else "rollout_delivered"
-        self._listener(Event(event=kind, task=row.task, rollout_id=row.rollout_id, row=row, text=row.note))
+
+    def remark(self, row: RolloutRow, text: str) -> None:
+        """Add to the note of a row that was kept."""
+        note = f"{row.note}; {text}" if row.note else text
+        self.rows[self.rows.index(row)] = msgspec.structs.replace(row, note=note)
 
     def tell(self, event: Event) -> None:
         """Pass an event on."""
         self._listener(event)
-
-
-def _raised_at(error: Exception) -> tuple[str, str]:
-    """Whether a fault is ours or of code that we were given, and in which line of that."""
-    found, where = BUG, ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        path = Path(frame.filename)
-        ours = path.is_relative_to(_OURS)
-        if ours or not any(path.is_relative_to(folder) for folder in _LIBRARIES):
-            found, where = BUG if ours else RAISED, f"{path.name}:{frame.lineno}, in {frame.name}"
-    return found, where
-
-
-async def _within(limit_s: float, stage: str, work: Awaitable[None]) -> None:
-    with anyio.move_on_after(limit_s) as scope:
-        await work
-    if scope.cancelled_caught:
-        raise StageTimeoutError(stage, limit_s)
 
 
 class _End:
@@ -286,9 +271,9 @@ class _End:
     def __init__(self, worker: Worker, task: Task, rollout_id: str) -> None:
         self._worker = worker
         self._task = task
-        self._rollout_id = rollout_id
+        self.rollout_id = rollout_id
         self._began_s = anyio.current_time()
-        self._done = False
+        self._row_of_end: RolloutRow | None = None
         self.rollout: Rollout | None = None
         self.log: CallLog | None = None
         """What the engine gave in this attempt. None: it is not kept."""
@@ -300,35 +285,59 @@ class _End:
     def turn(self) -> None:
         """A turn was sampled."""
         self._worker.tell(
-            Event(event="turn", task=self._task.instance_id, rollout_id=self._rollout_id, row=self._row())
+            Event(event="turn", task=self._task.instance_id, rollout_id=self.rollout_id, row=self._row())
         )
 
-    def delivered(self, samples: int, remark: str) -> None:
-        note = remark
-        if self.rollout is not None and not note:
-            note = str(self.rollout.ungraded or about_unknown(self.rollout.exit_status))
-        self._finish("delivered", self._row(samples=samples, note=note))
+    def ready(self, samples: int) -> Callable[[str], None]:
+        """Prepare all that is written when the samples are taken; the result is called then, with a remark.
+
+        Nothing may fail between the samples and the journal's line but the disk.
+        """
+        rollout = self.rollout
+        note = "" if rollout is None else text_of(rollout.ungraded or about_unknown(rollout.exit_status))
+        row = self._row(samples=samples, note=note, reward=None if rollout is None else rollout.reward)
+        line = self._worker.line_of("delivered", row, "")
+
+        def delivered(remark: str) -> None:
+            self._finish(line, msgspec.structs.replace(row, note=remark) if remark else row)
+
+        return delivered
 
     def dropped(self, reason: str, note: str, evidence: str = "", *, fault: Fault = "infra") -> None:
-        # After its samples were taken a rollout is delivered, even if the interrupt comes one step later.
-        self._finish("dropped", self._row(dropped=reason, note=note, fault=fault), evidence)
+        row = self._row(dropped=text_of(reason), note=text_of(note), fault=fault)
+        self._finish(self._worker.line_of("dropped", row, text_of(evidence)), row)
 
-    def _finish(self, event: str, row: RolloutRow, evidence: str = "") -> None:
-        if not self._done:
-            self._done = True
-            self._worker.end(event, row, evidence)
+    def remark(self, text: str) -> None:
+        """Say something of a rollout that has ended."""
+        if self._row_of_end is not None:
+            self._worker.remark(self._row_of_end, text)
+
+    def _finish(self, line: bytes, row: RolloutRow) -> None:
+        # After its samples were taken a rollout is delivered, even if the interrupt comes one step later.
+        if self._row_of_end is not None:
+            return
+        self._worker.write_end(line, row)
+        self._row_of_end = row
+        kind = "rollout_dropped" if row.dropped else "rollout_delivered"
+        self._worker.tell(Event(event=kind, task=row.task, rollout_id=row.rollout_id, row=row, text=row.note))
 
     def _row(
-        self, *, samples: int = 0, dropped: str = "", note: str = "", fault: Fault | Literal[""] = ""
+        self,
+        *,
+        samples: int = 0,
+        reward: float | None = None,
+        dropped: str = "",
+        note: str = "",
+        fault: Fault | Literal[""] = "",
     ) -> RolloutRow:
         rollout = self.rollout
         conversation = None if rollout is None else rollout.conversation
         return RolloutRow(
-            rollout_id=self._rollout_id,
+            rollout_id=self.rollout_id,
             task=self._task.instance_id,
             attempt=0 if rollout is None else rollout.attempt,
-            exit_status="" if rollout is None else rollout.exit_status,
-            reward=None if rollout is None or dropped else rollout.reward,
+            exit_status="" if rollout is None else text_of(rollout.exit_status),
+            reward=reward,
             turns=0 if conversation is None else conversation.turns,
             prompt_tokens=0 if conversation is None else conversation.prompt_tokens,
             sampled_tokens=0 if conversation is None else conversation.sampled_tokens,

@@ -67,6 +67,9 @@ class CutEngine:
         self._recorded, self._cut, self._raises = recorded, cut, raises or {}
         self.requests = []
 
+    def describe(self):
+        return self._recorded.describe()
+
     async def generate(self, request):
         self.requests.append(request)
         if request.turn in self._raises:

@@ -65,7 +65,65 @@ async def test_a_keeper_that_was_killed_is_started_again(bench, drive):
         await shell.run("cd /usr; export A=1", timeout_s=10)
         kill = f"kill -9 $(cat {shell.folder}/keeper) -- -$(cat {shell.folder}/group)"
         await environment.execute(["bash", "-c", kill], timeout_s=10)
-        with pytest.raises(EnvError, match="shell of the sandbox is gone"):
+        gone = await shell.run("touch ran", timeout_s=10)
+        assert (gone.ended, gone.exit_code) == (True, 137)
+        assert "was not run" in gone.output
+        assert (await shell.run("pwd; echo $A; ls ran", timeout_s=10)).output.startswith("/usr\n1\nls: ")
+
+
+async def test_a_shell_whose_folder_was_removed_is_started_again(bench, drive):
+    made = bench('provider = "minisweagent"', [])
+    async with AsyncExitStack() as stack:
+        sandbox, environment = await made.sandbox(stack)
+        shell = await Shell.start(environment)
+        folder = shell.folder
+        assert folder.rpartition("/")[2].startswith(".")  # `rm -rf /tmp/*` leaves it alone
+        await environment.execute(["rm", "-rf", folder], timeout_s=10)
+        assert (await shell.run("true", timeout_s=10)).ended
+        assert (await shell.run("echo on", timeout_s=10)).output == "on\n"
+        assert shell.folder == folder
+        await sandbox.stop()
+        with pytest.raises(EnvError):
             await shell.run("true", timeout_s=10)
-        await shell.keep()
-        assert (await shell.run("pwd; echo $A", timeout_s=10)).output == "/usr\n1\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "break",
+        "continue",
+        "for i in 1; do break 9; done",
+        "IFS=0123456789",
+        "umask 777",
+        "set -C",
+        "set -a",
+        "set -- a b c",
+        "echo() { :; }; pwd() { :; }; rm() { :; }; printf() { :; }; declare() { :; }; source() { :; }",
+        "shopt -s expand_aliases; alias builtin=false printf=false source=false declare=false",
+        "export PATH=/nonexistent",
+        "export IFS=ab12",
+    ],
+)
+async def test_a_command_changes_the_shell_and_not_what_keeps_it(bench, drive, command):
+    made = bench('provider = "minisweagent"', [])
+    async with AsyncExitStack() as stack:
+        _, environment = await made.sandbox(stack)
+        shell = await Shell.start(environment)
+        await shell.run("mark=here; \\cd /usr", timeout_s=10)
+        assert not (await shell.run(command, timeout_s=10)).ended
+        test = await shell.run("[[ $mark = here && $PWD = /usr ]] && (exit 13)", timeout_s=10)
+        assert (test.exit_code, test.ended) == (13, False)
+        assert (await shell.run("exit 7", timeout_s=10)).ended
+        assert (await shell.run("[[ $PWD = /usr && -z $mark ]]", timeout_s=10)).exit_code == 0
+
+
+async def test_every_interrupt_is_heard(bench, drive):
+    made = bench('provider = "minisweagent"', [])
+    async with AsyncExitStack() as stack:
+        _, environment = await made.sandbox(stack)
+        shell = await Shell.start(environment)
+        await shell.run("mark=here", timeout_s=10)
+        for command in ("while :; do :; done", "sleep 60", "while :; do :; done"):
+            done = await shell.run(command, timeout_s=0.2)
+            assert (done.timed_out, done.ended) == (True, False)
+        assert (await shell.run("echo $mark", timeout_s=10)).output == "here\n"

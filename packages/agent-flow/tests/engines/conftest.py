@@ -365,11 +365,13 @@ class Wire:
             writer.close()
 
 
+REAL = (pytest.mark.slow, pytest.mark.timeout(400))
+"""The first test of a module waits for the server to start, which takes minutes on a busy machine."""
 SERVERS = [
     "scripted",
     "scripted-incremental",
-    pytest.param("sglang", marks=pytest.mark.slow),
-    pytest.param("sglang-incremental", marks=pytest.mark.slow),
+    pytest.param("sglang", marks=REAL),
+    pytest.param("sglang-incremental", marks=REAL),
 ]
 MISSING = "no real SGLang: set SGLANG_URL; or SGLANG_VENV, SGLANG_MODEL and SGLANG_SERVE"
 

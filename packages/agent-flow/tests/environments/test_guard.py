@@ -51,6 +51,9 @@ WHOLE = [
     "vitest.workspace.ts", "jest.setup.js", ".mocharc.yml", ".mocharc.json", "test/mocha.opts",
     "karma.conf.js", "playwright.config.ts", "babel.config.js", "phpunit.xml.dist", "phpunit.xml", ".rspec",
     "spec/spec_helper.rb", ".config/nextest.toml", ".cargo/config.toml",
+    "conftest/__init__.py", "tests/conftest.cpython-311-x86_64-linux-gnu.so", "lib/sitecustomize/__init__.py",
+    "demo.dist-info/entry_points.txt", "src/demo.egg-info/entry_points.txt",
+    "unittest.py", "pytest/__init__.py", "_pytest/__init__.py", "pluggy.abi3.so", "traceback.py",
 ]  # fmt: skip
 
 
@@ -65,8 +68,10 @@ def test_configuration_of_test_runners_is_flagged(repository, path):
 
 @pytest.mark.parametrize(
     "path",
-    ["a.py", "conftest.pyx", "my_conftest.py", "src/config.js", "docs/tox.init", "jest.md", "setup.py"],
-)
+    ["a.py", "conftest.pyx", "my_conftest.py", "src/config.js", "docs/tox.init", "jest.md", "setup.py",
+     "pytest_utils.py", "pytest_utils/__init__.py", "src/pytest/__init__.py", "pytest/more.py", "unittest.md",
+     "pkg/inspect.py", "demo/entry_points.txt", "conftest/data/x.json"],
+)  # fmt: skip
 def test_other_files_are_not(repository, path):
     assert not surface_of(patch_of(repository[0], **{path: "changed\n"}))
 
@@ -91,6 +96,15 @@ def replaced(folder, name, old, new):
             'name = "demo"\n[tool.pytest.ini_options]\npythonpath = "x"\n',
             True,
         ),
+        ("pyproject.toml", '"demo"\n', '"demo"\n[ tool . "pytest".ini_options ]\nxx = 1\n', True),
+        ("pyproject.toml", '"demo"\n', "\"demo\"\n['tool'.pytest.'ini_options']\nxx = 1\n", True),
+        ("pyproject.toml", '"demo"\n', '"demo"\n["tool"."p\\u0079test".ini_options]\nxx = 1\n', True),
+        ("pyproject.toml", '"demo"\n', '"demo"\n[tool]\npytest . ini_options . xx = 1\n', True),
+        ("pyproject.toml", '"demo"\n', '"demo"\n[tool]\npytest = { ini_options = { xx = 1 } }\n', True),
+        ("pyproject.toml", "addopts", "'addopts' ", True),
+        ("pyproject.toml", '"demo"\n', '"demo"\n[tool.poetry.dev-dependencies]\npytest = "^7"\n', False),
+        ("pyproject.toml", '"demo"\n', '"demo"\n[tool.ruff]\nline-length = 9\n', False),
+        ("pyproject.toml", '"demo"\n', '"demo"\n# \0\n', True),  # binary: nobody sees what changed
         ("package.json", '"jest"', '"true"', True),
         ("package.json", '"demo"', '"other"', False),
         ("package.json", '"name": "demo",', '"name": "demo",\n  "jest": {"testMatch": []},', True),
@@ -131,6 +145,45 @@ def test_files_of_the_test_patch_are_their_own_kind(repository, tmp_path):
     git(folder, "reset", "--hard", "--quiet")
     subprocess.run(["git", "apply", "--binary", "-"], cwd=folder, input=graded, check=True)
     assert (folder / "a.py").read_text() == "x = 2\n"
+
+
+def test_what_is_imported_instead_of_a_test_file_or_before_it_is_one_too(repository):
+    folder, _ = repository
+    test_patch = patch_of(
+        folder, **{"src/demo/tests/unit/test_new.py": "\n", "demo/test_b.py": "\n", "tests/data.json": "1\n"}
+    )
+    git(folder, "reset", "--hard", "--quiet")
+    shadows = [
+        "src/demo/tests/unit/test_new/__init__.py", "src/demo/tests/unit/test_new.cpython-311.so",
+        "src/demo/tests/unit/__init__.py", "src/demo/tests/__init__.py", "src/demo/tests.py",
+        "demo/test_b/__init__.py", "demo/test_b.abi3.so",
+    ]  # fmt: skip
+    others = [
+        "src/demo/__init__.py", "src/__init__.py", "demo/__init__.py", "demo.py", "src/demo/unit.py",
+        "src/demo/tests/unit/test_new/data.json", "src/demo/tests/unit/test_newer.py", "data/__init__.py",
+    ]  # fmt: skip
+    found = surface_of(patch_of(folder, **dict.fromkeys([*shadows, *others], "x\n")), test_patch)
+    assert found.tests == tuple(sorted(shadows))
+
+
+def test_compiled_python_is_never_graded(repository):
+    """An unchecked `.pyc` runs in place of the test file that it is named after."""
+    folder, _ = repository
+    compiled = ["tests/__pycache__/test_a.cpython-311.pyc", "a.pyc", "b.pyo", "x/__pycache__/any"]
+    patch = patch_of(folder, **dict.fromkeys(compiled, b"\0pyc"), **{"a.py": "x = 2\n", "c.pycx": "1\n"})
+    found = surface_of(patch)
+    assert found.compiled == tuple(sorted(compiled))
+    assert found.counters()["surface_compiled"] == 4
+    for policy in ("flag", "reset"):
+        graded = without_paths(patch, found.reset(policy, policy))
+        assert changed_paths(graded) == ("a.py", "c.pycx")
+
+
+def test_a_runner_that_is_the_repositorys_own_may_be_mended(repository):
+    folder, _ = repository
+    patch_of(folder, **{"pytest.py": "x = 1\n"})
+    git(folder, "commit", "--quiet", "--message", "a runner")
+    assert not surface_of(patch_of(folder, **{"pytest.py": "x = 2\nnew file mode 100644\n"}))
 
 
 def test_a_patch_is_the_sum_of_its_parts(repository):

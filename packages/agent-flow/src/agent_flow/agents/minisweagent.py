@@ -24,6 +24,7 @@ from token_tracking.sample import Scalar
 from agent_flow.agents.mini_scaffold import agent_class, import_scaffold, version
 from agent_flow.agents.scaffold_thread import call, run_scaffold, sample
 from agent_flow.agents.state import AgentState
+from agent_flow.environments.folder import make_folder
 from agent_flow.errors import (
     AgentError,
     ConfigError,
@@ -32,7 +33,7 @@ from agent_flow.errors import (
     GenerationAborted,
     RolloutError,
 )
-from agent_flow.protocols import AgentResult, Environment, Model, ProviderContext
+from agent_flow.protocols import AgentResult, CommandOutput, Environment, Model, ProviderContext
 from agent_flow.rollout import Message
 from agent_flow.task import Task
 
@@ -40,6 +41,8 @@ _SUBMIT_MARK = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _ABORTED = "Aborted"
 _CONTEXT_FULL = "ContextExceeded"
 _NAME = "minisweagent"
+_MOST_ARGUMENT = 100_000
+"""Bytes of a command that is given as an argument; Linux takes less than 128 KiB."""
 _PLATFORM = {"system": "-s", "release": "-r", "version": "-v", "machine": "-m"}
 
 
@@ -248,14 +251,10 @@ class _ScaffoldEnvironment:
         self._timeout_s = timeout_s
 
     def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
-        # One stream in the order of writing, as the scaffold's own environments show it.
-        command = ["bash", "-c", 'exec bash -c "$0" 2>&1', action["command"]]
-        run = partial(
-            self._environment.execute,
-            command,
-            timeout_s=self._timeout_s,
-            cwd=cwd or self._environment.workdir,
-        )
+        refusal = _no_command(action["command"])
+        if refusal:
+            return {"output": "", "returncode": -1, "exception_info": refusal}
+        run = partial(self._run, action["command"], cwd or self._environment.workdir)
         try:
             done = call(run)
         except EnvError as error:
@@ -263,7 +262,8 @@ class _ScaffoldEnvironment:
                 raise
             # Such as a working directory that the agent removed: the model has to see it, as in a shell.
             return {"output": error.message, "returncode": -1, "exception_info": error.message}
-        output = done.stdout.decode("utf-8", "replace")
+        # On the other stream is only what the outer bash says: that it could not run the command.
+        output = (done.stdout + done.stderr).decode("utf-8", "replace")
         if done.timed_out:
             return {
                 "output": output,
@@ -272,6 +272,16 @@ class _ScaffoldEnvironment:
             }
         self._raise_if_submitted(output, done.exit_code)
         return {"output": output, "returncode": done.exit_code, "exception_info": ""}
+
+    async def _run(self, command: str, cwd: str) -> CommandOutput:
+        """One stream in the order of writing, as the scaffold's own environments show it."""
+        argv = ["bash", "-c", 'exec bash -c "$0" 2>&1', command]
+        data = command.encode()
+        if len(data) > _MOST_ARGUMENT:
+            path = f"{await make_folder(self._environment)}/command.sh"
+            await self._environment.write(path, data)
+            argv = ["bash", "-c", 'exec bash "$0" 2>&1', path]
+        return await self._environment.execute(argv, timeout_s=self._timeout_s, cwd=cwd)
 
     def _raise_if_submitted(self, output: str, exit_code: int | None) -> None:
         lines = output.lstrip().splitlines(keepends=True)
@@ -287,6 +297,15 @@ class _ScaffoldEnvironment:
 
     def serialize(self) -> dict[str, Any]:
         return {}
+
+
+def _no_command(text: str) -> str:
+    """Why no process can be given this text, for the model; empty: it can."""
+    if "\0" in text:
+        return "The command was not run: it has a NUL character."
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "The command was not run: it has half of a surrogate pair, which is no character."
+    return ""
 
 
 def _state_of(agent: Any, spent_s: float) -> AgentState:

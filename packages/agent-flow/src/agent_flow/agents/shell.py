@@ -13,7 +13,6 @@ import itertools
 
 import msgspec
 
-from agent_flow.environments.folder import make_folder
 from agent_flow.errors import EnvError
 from agent_flow.protocols import Environment
 
@@ -24,42 +23,51 @@ _OVERRUN_S = 45.0
 _GONE = 67
 _SYNTAX = 65
 _LATE = 124
+_KILLED = 137
 
-_SHELL = r"""
-__af=$1
-[ -f "$__af/exported" ] && . "$__af/exported"
-[ -f "$__af/cwd" ] && cd -- "$(cat "$__af/cwd")"
-trap 'return 130' INT
-while :; do
-  IFS= read -r __af_n <&3 || continue
-  echo "$__af_n" > "$__af/current"
-  . "$__af/$__af_n.sh" </dev/null >"$__af/$__af_n.out" 2>&1 3<&-
-  echo $? > "$__af/$__af_n.rc"
-  declare -px > "$__af/exported"; pwd > "$__af/cwd"
-  rm -f "$__af/current"
-  echo done > "$__af/$__af_n.done"
-done
+_STEP = r"""
+if [[ ! ${__af_ready-} ]]; then
+  __af_ready=$__af_n
+  [[ -s $__af/exported ]] && \builtin source "$__af/exported"
+  [[ -s $__af/cwd ]] && \builtin cd -- "$(<"$__af/cwd")"
+  __af_n=$__af_ready
+fi
+\builtin trap '[[ ${#BASH_SOURCE[@]} -gt 2 ]] && \builtin return 130' INT
+\builtin printf '%s\n' "$__af_n" >| "$__af/current"
+\builtin source "$__af/$__af_n.sh" </dev/null >| "$__af/$__af_n.out" 2>&1
+\builtin printf '%s\n' "$?" >| "$__af/$__af_n.rc"
+\builtin export -n __af __af_n __af_ready
+\builtin declare -px >| "$__af/exported"
+\builtin pwd >| "$__af/cwd"
+\builtin printf '' >| "$__af/current"
+\builtin printf 'done\n' >| "$__af/$__af_n.done"
 """
+"""What the shell itself runs for a command, among the agent's functions, aliases and options.
+
+Words are quoted and output goes over `noclobber`; every file is there already, as the umask is the agent's.
+The trap is set anew, since bash (5.2) may not run one again that was left by `return`."""
 
 _KEEPER = r"""
 exec 3<>"$1/in"
 set -m
 while [ -p "$1/in" ]; do
-  bash "$1/shell.sh" "$1" </dev/null &
+  bash "$1/in" </dev/null 3<&- &
   echo $! > "$1/group"
   wait $!
   code=$?
-  if [ -f "$1/current" ]; then
-    n=$(cat "$1/current"); rm -f "$1/current"
+  if [ -s "$1/current" ]; then
+    n=$(cat "$1/current"); : > "$1/current"
     echo "$code ended" > "$1/$n.rc"
     echo done > "$1/$n.done"
   fi
 done
 """
+"""The FIFO is the shell's script: so no loop is around a command, which its `break` could end."""
 
 _START = r"""
-[ -p "$1/in" ] || mkfifo "$1/in" || exit 67
-kill -0 "$(cat "$1/keeper" 2>/dev/null)" 2>/dev/null && exit 0
+[ -p "$1/in" ] && kill -0 "$(cat "$1/keeper" 2>/dev/null)" 2>/dev/null && exit 0
+rm -f "$1/in"; mkfifo "$1/in" || exit 67
+touch "$1/exported" "$1/cwd"; : > "$1/current"
 set -m
 bash "$1/keeper.sh" "$1" </dev/null >/dev/null 2>&1 &
 echo $! > "$1/keeper"
@@ -69,20 +77,23 @@ disown
 _RUN = r"""
 [ -p "$1/in" ] && kill -0 "$(cat "$1/keeper")" 2>/dev/null || exit 67
 bash -n "$1/$2.sh" || exit 65
-rm -f "$1/$2.done" "$1/$2.rc"; mkfifo "$1/$2.done" || exit 67
+rm -f "$1/$2.done"; : > "$1/$2.rc"; : > "$1/$2.out"; mkfifo "$1/$2.done" || exit 67
 exec 4<>"$1/$2.done" 5<>"$1/in"
-echo "$2" >&5
+printf '__af=%q __af_n=%q; \\builtin source %q\n' "$1" "$2" "$1/step.sh" >&5
 late=0
 read -r -t "$3" _ <&4 || {
   late=124
   kill -INT -- "-$(cat "$1/group")"
-  read -r -t 2 _ <&4 || { kill -KILL -- "-$(cat "$1/group")"; read -r -t 5 _ <&4; } || exit 67
+  read -r -t 2 _ <&4 || { kill -KILL -- "-$(cat "$1/group")"; read -r -t 5 _ <&4; } || exit 68
 } 2>/dev/null
 head -c "$4" "$1/$2.out"
 cat "$1/$2.rc" >&2
 rm -f "$1/$2".*
 exit $late
 """
+
+_FOLDER = 'umask 077; mktemp -d "${TMPDIR:-/tmp}/.af-XXXXXXXX"'
+"""With a dot, which `rm -rf /tmp/*` passes over."""
 
 _PROFILE = "PS1='$ '; [ -f ~/.bashrc ] && . ~/.bashrc; unset PS1; true"
 """Images set PATH or conda in `~/.bashrc`, which most skip where there is no prompt."""
@@ -97,7 +108,8 @@ class ShellResult(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     """It was interrupted, and killed where it resisted."""
     ended: bool = False
-    """It ended the shell itself; another goes on in the same folder with the exported variables."""
+    """The shell ended, by itself or by force; another goes on in the same folder with the exported variables,
+    as far as they are still known."""
     syntax_error: str = ""
     """What `bash -n` says. Not empty: nothing was run."""
 
@@ -117,12 +129,13 @@ class Shell:
         Raises:
             EnvError: the sandbox is lost, or has no bash or no FIFOs.
         """
-        folder = await make_folder(environment)
-        await environment.write(f"{folder}/shell.sh", _SHELL.encode())
-        await environment.write(f"{folder}/keeper.sh", _KEEPER.encode())
+        made = await environment.execute(["bash", "-c", _FOLDER], timeout_s=_OVERRUN_S)
+        folder = made.stdout.decode("utf-8", "replace").strip()
+        if made.exit_code != 0 or not folder.startswith("/"):
+            evidence = made.stderr.decode("utf-8", "replace")
+            raise EnvError("shell", "no folder for a shell in the sandbox", retryable=True, evidence=evidence)
         shell = cls(environment, folder)
-        await shell.keep()
-        await shell.run(_PROFILE, timeout_s=60.0)
+        await shell._begin()
         return shell
 
     async def keep(self) -> None:
@@ -139,11 +152,33 @@ class Shell:
             raise EnvError("shell", "no shell could be started in the sandbox", evidence=evidence)
 
     async def run(self, command: str, *, timeout_s: float) -> ShellResult:
-        """Run a command in the shell.
+        """Run a command in the shell. Where that is gone with all that kept it, a new one is started.
 
         Raises:
-            EnvError: the sandbox is lost, or the shell's folder is.
+            EnvError: the sandbox is lost, or no shell can be started there any more.
         """
+        done = await self._run(command, timeout_s)
+        if isinstance(done, ShellResult):
+            return done
+        # Such as `pkill bash`, or its folder was removed.
+        await self._begin()
+        return ShellResult(output=done, exit_code=_KILLED, ended=True)
+
+    async def _begin(self) -> None:
+        folder = self.folder
+        made = await self._environment.execute(["mkdir", "-p", folder], timeout_s=_OVERRUN_S, cwd="/")
+        if made.exit_code != 0:
+            evidence = made.stderr.decode("utf-8", "replace")
+            raise EnvError("shell", "the shell's folder cannot be made", evidence=evidence)
+        await self._environment.write(f"{folder}/step.sh", _STEP.encode())
+        await self._environment.write(f"{folder}/keeper.sh", _KEEPER.encode())
+        await self.keep()
+        done = await self._run(_PROFILE, 60.0)
+        if isinstance(done, str):
+            raise EnvError("shell", "the shell of the sandbox is gone", fault="agent", evidence=done)
+
+    async def _run(self, command: str, timeout_s: float) -> ShellResult | str:
+        """A text says of a shell that is gone what became of the command."""
         name = f"c{next(self._names)}"
         await self._environment.write(f"{self.folder}/{name}.sh", command.encode("utf-8", "replace"))
         done = await self._environment.execute(
@@ -155,9 +190,10 @@ class Shell:
         if done.exit_code == _SYNTAX:
             return ShellResult(exit_code=2, syntax_error=said)
         code, _, ended = said.strip().rpartition("\n")[2].partition(" ")
+        if done.exit_code == _GONE:
+            return "[the shell was gone: the command was not run]"
         if done.exit_code not in (0, _LATE) or not code.isdecimal():
-            fault = "agent" if done.exit_code in (0, _GONE, _LATE) else "infra"
-            raise EnvError("shell", "the shell of the sandbox is gone", fault=fault, evidence=said)
+            return "[the shell was lost while the command ran]"
         output = done.stdout.decode("utf-8", "replace")
         if len(done.stdout) >= OUTPUT_LIMIT:
             output += f"\n[only the first {OUTPUT_LIMIT} bytes are shown]"

@@ -42,6 +42,7 @@ def _count(text: str) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     file = load_config(options.config)
+    _require_patches(file)
     out: Path | None = options.out
     if out is not None and not out.parent.is_dir():
         raise UsageError("no such folder", where=str(out.parent), fix="make it first")
@@ -72,6 +73,17 @@ def _check(options: argparse.Namespace) -> int:
         )
         console.print(f"{said}, {rules.runs} runs of each kind; {step}", markup=False, soft_wrap=True)
     return EXIT_OK if counts["accepted"] == len(found) else EXIT_INCOMPLETE
+
+
+def _require_patches(file: ConfigFile) -> None:
+    """A configuration without repositories has no tests: said before an environment is asked for."""
+    flow, runtime = (section.get("provider") for section in (file.run.flow, file.run.runtime))
+    if flow != "swe" and (runtime == "plain" or not file.run.environment):
+        raise UsageError(
+            f"flow {flow!r} keeps no patches, so there are no tests to check and nothing to grade again",
+            where=file.where(("flow", "provider")),
+            fix="`agent-flow run`; `run --replay RUN` of a run with --dump asks the reward function again",
+        )
 
 
 async def _run(file: ConfigFile, runs: int, tell: Callable[[Task, TaskRule], None]) -> Rules:

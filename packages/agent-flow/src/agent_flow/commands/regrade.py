@@ -33,7 +33,10 @@ def add(commands: Commands, debug: argparse.ArgumentParser) -> None:
 
 
 def _regrade(options: argparse.Namespace) -> int:
+    from agent_flow.regrade import require_run  # loads tokenizers, which other commands do without
+
     run: Path = options.run
+    require_run(run)  # first: without a run there is no run.toml either
     file = load_config(options.config or run / "run.toml")
     console = pipe_console()
     lines = JsonLines()

@@ -129,9 +129,9 @@ class Fleet:
         self.weights.set(weight_version)
         self._doubt_all(f"the current weights became {weight_version}")
 
-    def saw(self, slot: Slot, version: int) -> None:
-        """An answer of this replica has tokens of this version."""
-        if self.weights.advance(version):
+    def saw(self, slot: Slot, version: int, policy_run: str) -> None:
+        """An answer of this replica has tokens of this version; see `CurrentWeights.advance`."""
+        if self.weights.advance(version, policy_run):
             self._doubt_all(f"{slot.address} answered with newer weights: {self.weights.text}")
         elif version > slot.version:
             slot.doubt("it answered with newer weights than it had reported")

@@ -256,6 +256,7 @@ class EngineRouter:
         self._counts["calls"] += 1
         rollout = turn.request.rollout_id
         call = turn.call = slot.start(self._clock.new_id(), rollout, turn.length)
+        turn.policy_run = self._fleet.weights.policy_run
         try:
             yield call
         finally:
@@ -301,7 +302,7 @@ class EngineRouter:
         if good:
             turn.take(good)
             call.slot.hold(turn.request.rollout_id, turn.length)
-            self._fleet.saw(call.slot, max(record.weight_version for record in good))
+            self._fleet.saw(call.slot, max(record.weight_version for record in good), turn.policy_run)
             # The weights changed between question and call: the salt is that of older ones.
             self._counts["salts_overtaken"] += good[0].weight_version > call.version
         left = records[len(good) :]

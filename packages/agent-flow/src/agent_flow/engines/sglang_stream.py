@@ -218,6 +218,9 @@ class Answer:
             raise self._wrong(f"weight_versions {_shown(spans)} for {len(self.ids)} output tokens")
 
     def _new_ids(self, ids: list[int], new: int, *, aborted: bool) -> list[int]:
+        total = len(self.ids) + new
+        if len(ids) == total and ids[: len(self.ids)] == self.ids:
+            return ids[len(self.ids) :]
         # The last chunk of an incremental stream repeats the last token if the call was aborted in the queue
         # (`_handle_abort_req`), behind the new ones where both were sent as one.
         if aborted and len(ids) == new + 1 and ids[new:] == (self.ids + ids[:new])[-1:]:

@@ -34,6 +34,8 @@ class Turn:
         self.calls = 0
         self.call: Call | None = None
         """The one that runs."""
+        self.policy_run = ""
+        """The current one when its last call was sent."""
         self.failed_at = ""
         """Address of the replica where its last call failed; empty: it did not."""
         self.failure = ""

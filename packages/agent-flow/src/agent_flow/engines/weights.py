@@ -79,9 +79,16 @@ class CurrentWeights:
             self.text, self.version = text, version
         return newer
 
-    def advance(self, version: int) -> bool:
-        """An answer has tokens of this version of the run. Returns whether that is newer than the current."""
-        return version > self.version and self.see(self._reader.text(version))
+    def advance(self, version: int, policy_run: str) -> bool:
+        """An answer has tokens of this version. Returns whether that is newer than the current.
+
+        Args:
+            version: of the answer.
+            policy_run: the one that was current when its call was sent. The version of another one, which
+                was replaced meanwhile, says nothing.
+        """
+        current = policy_run == self.policy_run
+        return current and version > self.version and self.see(self._reader.text(version))
 
     def set(self, text: str) -> None:
         """These are the current weights, whatever was before.

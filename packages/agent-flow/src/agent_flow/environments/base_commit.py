@@ -30,6 +30,13 @@ MIB = 1 << 20
 _NO_FOLDER = 66
 _NO_REPOSITORY = 67
 _NO_COMMIT = 68
+NOT_READ = 69
+"""Exit code of the scripts here and in `patch`: git could not read the files, however often it was tried."""
+_PARTIAL = 70
+
+ATTRIBUTES = "* -text !eol -ident !filter !working-tree-encoding !diff !merge"
+"""For `info/attributes`, above every `.gitattributes`: a file's bytes are the bytes on disk, it is text or
+binary by its content alone, and no attribute starts a program or makes git refuse a file."""
 
 FIND_REPOSITORY = r"""
 set -eu
@@ -48,6 +55,12 @@ base=$(git rev-parse --verify --quiet "${2:-HEAD}^{commit}") || exit 68
 _PRUNE = (
     FIND_REPOSITORY
     + r"""
+# What a partial clone has not is missing from every list below, or fetched from the network.
+if git config --get extensions.partialClone >/dev/null \
+  || git config --get-regexp '^remote\..*\.(promisor|partialclonefilter)$' >/dev/null \
+  || ls "$common"/objects/pack/*.promisor >/dev/null 2>&1
+then exit 70
+fi
 own=$(mktemp -d)
 trap 'rm -rf "$own"' EXIT
 # Tags of the past stay: setuptools_scm and versioneer read a version from them.
@@ -60,7 +73,10 @@ if [ -n "$branch" ]; then git update-ref "$branch" "$base" && git symbolic-ref H
 for folder in "$GIT_DIR" "$common"; do
   rm -f "$folder"/*_HEAD "$folder"/AUTO_MERGE "$folder"/BISECT_* "$folder"/info/grafts "$folder"/info/refs
   rm -rf "$folder"/logs "$folder"/rebase-merge "$folder"/rebase-apply "$folder"/sequencer
+  rm -rf "$folder"/*MSG "$folder"/rr-cache "$folder"/lost-found
+  rm -rf "$folder"/objects/pack/tmp_* "$folder"/objects/pack/.tmp-* "$folder"/objects/??/tmp_obj_*
 done
+find "$common" \( -name modules -o -path "$common/refs" \) -prune -o -name '*.bundle' -type f -exec rm -f {} +
 [ "$GIT_DIR" != "$common" ] || rm -rf "$common/worktrees"
 git remote | while IFS= read -r remote; do git remote remove "$remote" >/dev/null 2>&1 || :; done
 # The index names objects too. Left alone where it is the base's, since it knows what is unchanged on disk.
@@ -92,27 +108,62 @@ case $(git rev-parse --show-object-format 2>/dev/null || :) in
   *) format= ;;
 esac
 env -u GIT_DIR -u GIT_WORK_TREE git init -q --bare --template= $format "$own/git"
+mkdir -p "$own/git/info"
+echo "$6" > "$own/git/info/attributes"
 objects=$(cd "$common/objects" && pwd)
 export GIT_DIR="$own/git" GIT_INDEX_FILE="$own/index" GIT_ALTERNATE_OBJECT_DIRECTORIES="$objects"
 . "$5"
 large "$limit" > "$own/exclude"
 git read-tree "$base"
-git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.excludesFile="$own/exclude" \
-  add --all --ignore-errors . 2>/dev/null || :
+settled git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.excludesFile="$own/exclude" \
+  add --all --ignore-errors .
 tree=$(git write-tree)
 git diff-index --cached --name-only "$base" | wc -l > "$own/dirty"
 git -c core.excludesFile="$own/exclude" ls-files -z --others --ignored --exclude-standard > "$own/ignored"
 objects="$own/git/objects"
 git rev-list --objects "$tree" | git pack-objects -q --delta-base-offset "$objects/pack/pack" >/dev/null
-rm -rf "$objects"/[0-9a-f][0-9a-f] "$own/index" "$own/exclude"
+rm -rf "$objects"/[0-9a-f][0-9a-f] "$own/index" "$own/exclude" "$own/errors" "$own/halted"
 echo "$tree" > "$own/tree"
 """
 )
 
-LARGE = r"""
-# Files above a size as patterns of an ignore file, so that git need not read them.
+FUNCTIONS = r"""
+# Files above a size as patterns of an ignore file, so that git need not read them. `?` is any character, as a
+# pattern cannot name a line's end.
 large() {
-  find . -name .git -prune -o -type f -size +"$1"c -print | sed 's/[][*?\\!#]/\\&/g; s/ $/\\ /; s/^\.//'
+  find . -name .git -prune -o -type f -size +"$1"c -print0 | tr '\n\0' '\001\n' \
+    | sed 's/[][*?\\!#]/\\&/g; s/ $/\\ /; s/^\.//' | tr '\001' '?'
+}
+# Run a git that reads the files until it has read all of them, or says of some that it cannot (1). All that
+# it read is lost when it is killed, when a file shrinks under it (135) or vanishes before it is read (128).
+settled() {
+  trap resume EXIT
+  for attempt in 1 2 3; do
+    ended=0
+    "$@" 2> "$own/errors" || ended=$?
+    if grep -qE '^(error|fatal): (unable to (create|write)|file write|insufficient perm)' "$own/errors"; then
+      ended=74
+    fi
+    case "$ended-$attempt" in 0-* | 1-[23]) return 0 ;; esac
+    rm -f "$GIT_INDEX_FILE.lock"
+    halt
+  done
+  tail -c 2000 "$own/errors" >&2
+  exit 69
+}
+# Stop what works in this folder. `resume` lets it go on.
+halt() {
+  here=$(pwd -P)
+  [ "$here" != / ] || return 0
+  for link in /proc/[0-9]*/cwd; do
+    case $(readlink "$link" 2>/dev/null || :) in "$here" | "$here"/*) ;; *) continue ;; esac
+    process=${link#/proc/}
+    process=${process%/cwd}
+    if [ "$process" != $$ ] && kill -STOP "$process" 2>/dev/null; then echo "$process" >> "$own/halted"; fi
+  done
+}
+resume() {
+  if [ -s "$own/halted" ]; then kill -CONT $(cat "$own/halted") 2>/dev/null || :; fi
 }
 """
 
@@ -168,9 +219,9 @@ class BaseCommits:
 
     async def _record(self, environment: Environment, commit: str, target: Path) -> Base:
         own = await make_folder(environment)
-        await environment.write(f"{own}/large.sh", LARGE.encode())
+        await environment.write(f"{own}/functions.sh", FUNCTIONS.encode())
         limit = str(self._max_file_bytes)
-        arguments = [environment.workdir, commit, f"{own}/base", limit, f"{own}/large.sh"]
+        arguments = [environment.workdir, commit, f"{own}/base", limit, f"{own}/functions.sh", ATTRIBUTES]
         made = await environment.execute(["mkdir", f"{own}/base"], timeout_s=60.0)
         check_git("record", made, environment.workdir, commit)
         done = await environment.execute(
@@ -212,10 +263,14 @@ def check_git(cause: str, done: CommandOutput, workdir: str, commit: str) -> Non
     """Refuse to go on after a script of this module failed.
 
     Raises:
-        EnvError: with the task's fault where the row names what is not there.
+        EnvError: with the task's fault where the row names what is not there, the image's where its
+            repository is a partial clone.
     """
     if done.exit_code == 0:
         return
+    if done.exit_code == _PARTIAL:
+        why = f"{workdir} is a partial clone; the image needs a whole one, made without --filter"
+        raise EnvError(cause, why, fault="image", evidence=_evidence(done))
     why = {
         _NO_FOLDER: f"there is no folder {workdir}",
         _NO_REPOSITORY: f"{workdir} is no git repository, or there is no git",
@@ -224,7 +279,8 @@ def check_git(cause: str, done: CommandOutput, workdir: str, commit: str) -> Non
     if why is not None:
         raise EnvError(cause, why, fault="task", evidence=_evidence(done))
     how = "took too long" if done.timed_out else f"ended with exit code {done.exit_code}"
-    raise EnvError(cause, f"git {how} in {workdir}", retryable=done.timed_out, evidence=_evidence(done))
+    retryable = done.timed_out or done.exit_code == NOT_READ
+    raise EnvError(cause, f"git {how} in {workdir}", retryable=retryable, evidence=_evidence(done))
 
 
 def _evidence(done: CommandOutput) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from agent_flow.environments.base_commit import LARGE, MIB, Base
+from agent_flow.environments.base_commit import FUNCTIONS, MIB, NOT_READ, Base
 from agent_flow.environments.folder import make_folder
 from agent_flow.errors import EnvError, GraderError
 from agent_flow.protocols import Environment
@@ -29,31 +29,44 @@ set -eu
 own="$2"; tree="$3"; limit="$4"
 export LC_ALL=C GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
 cd "$1" || exit 66
-# What the agent's own index holds counts as work too, even where an ignore file names it.
-git ls-files -z --cached > "$own/listed" 2>/dev/null || : > "$own/listed"
-export GIT_DIR="$own/git" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$own/index"
-. "$own/large.sh"
+. "$own/functions.sh"
 large "$limit" > "$own/exclude"
+# What the agent's own index holds counts as work too, even where an ignore file names it.
+git -c core.excludesFile="$own/exclude" ls-files -z --cached --ignored --exclude-standard \
+  > "$own/listed" 2>/dev/null || : > "$own/listed"
+export GIT_DIR="$own/git" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$own/index"
 find . -name .git -prune -o -type f -size +"$limit"c -print0 > "$own/large"
 # Files of a repository inside the repository count as files, unless it was there at the start.
 git ls-tree -r "$tree" | sed -n 's/^160000 [^\t]*\t//p' > "$own/links"
-find . -mindepth 2 -name .git -prune -print | while IFS= read -r inner; do
-  folder=${inner#./}
-  grep -qxF -e "${folder%/.git}" "$own/links" || rm -rf "$inner"
-done
+find . -mindepth 2 -name .git -prune -exec sh -c '
+  links=$1; shift
+  for inner; do
+    folder=${inner#./}
+    grep -qxF -e "${folder%/.git}" "$links" || rm -rf "$inner"
+  done
+' sh "$own/links" {} +
 git read-tree "$tree"
 own_git() {
   git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.excludesFile="$own/exclude" "$@"
 }
 # A file that cannot be read is left out and listed; it must not cost the rest of the work.
-own_git add --all --ignore-errors . || :
-own_git update-index --add --remove -z --stdin < "$own/listed" || :
+settled own_git add --all --ignore-errors .
+add_listed() {
+  own_git update-index --add --remove -z --stdin < "$own/listed" && return 0
+  rm -f "$GIT_INDEX_FILE.lock"
+  found=0  # one by one: it gives up at the first file that it cannot read
+  xargs -0 -n 1 git update-index --add --remove -- < "$own/listed" || found=$?
+  [ "$found" -ne 123 ] || return 1
+  return "$found"
+}
+settled add_listed
 changed() { git diff-index --cached --raw --no-abbrev --no-renames "$@" "$tree"; }
 changed -z > "$own/raw"
 changed | cut -d ' ' -f 4 | grep -v '^0*$' | git cat-file --batch-check='%(objectname) %(objectsize)' \
   > "$own/sizes" || :
 own_git ls-files -z --others --ignored --exclude-standard > "$own/ignored"
-own_git ls-files -z --others --modified --exclude-standard > "$own/unread"
+list_unread() { own_git ls-files -z --others --modified --exclude-standard > "$own/unread"; }
+settled list_unread
 for name in raw sizes large ignored unread; do
   printf '%s %s\n' "$name" "$(wc -c < "$own/$name" | tr -d ' ')"
   cat "$own/$name"
@@ -106,11 +119,11 @@ async def capture_patch(environment: Environment, base: Base, *, max_patch_bytes
 
     Raises:
         GraderError: the agent removed its repository, or its patch is larger than allowed.
-        EnvError: the sandbox was lost, or git failed.
+        EnvError: the sandbox was lost, or git failed; retryable where it could not read the files.
     """
     own = await make_folder(environment)
     await environment.upload(base.git, f"{own}/git")
-    await environment.write(f"{own}/large.sh", LARGE.encode())
+    await environment.write(f"{own}/functions.sh", FUNCTIONS.encode())
     arguments = [environment.workdir, own, base.tree]
     stage = ["sh", "-c", _STAGE, "capture", *arguments, str(base.max_file_bytes)]
     await _run(environment, stage)
@@ -135,6 +148,9 @@ async def _run(environment: Environment, command: list[str]) -> bytes:
         raise EnvError("capture", f"git took longer than {GIT_TIMEOUT_S:g} s", evidence=evidence)
     if done.exit_code == _NO_FOLDER:
         raise GraderError("capture", "the agent removed its repository", fault="agent", evidence=evidence)
+    if done.exit_code == NOT_READ:
+        why = "git could not read the agent's files, or write what it read, in three tries"
+        raise EnvError("capture", why, retryable=True, evidence=evidence)
     if done.exit_code != 0:
         raise EnvError("capture", f"git ended with exit code {done.exit_code}", evidence=evidence)
     return done.stdout
@@ -166,7 +182,8 @@ def choose(report: bytes, base: Base) -> tuple[bytes, list[LeftOut]]:
     new = set(parts["ignored"].split(b"\0")) - base.ignored - {b""}
     left_out += [_left_out(path, "too_large" if path in large else "ignored") for path in sorted(new)]
     listed = {entry.path for entry in left_out}
-    unread = set(parts["unread"].split(b"\0")) - base.ignored - {b""}
+    # What is in the patch was read, though it may have changed again since.
+    unread = set(parts["unread"].split(b"\0")) - set(fields[1::2]) - base.ignored - {b""}
     left_out += [_left_out(path, "unreadable") for path in sorted(unread) if _text(path) not in listed]
     return b"".join(entry + b"\0" for entry in drop), left_out
 

@@ -2,7 +2,8 @@
 
 verifiers#2152: a planted `conftest.py` scored 1.0. Three kinds: files that the task's test patch brings (what
 the agent wrote there is taken back by default), configuration of test runners and code that interpreters load
-by themselves (flagged by default: a task may really want a change there), and other tests (counted).
+by themselves (flagged by default: a task may really want a change there), and other tests (counted). Compiled
+Python is never graded: it runs in place of the source that it stands for.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ RESET_TIMEOUT_S = 60.0
 
 _WHOLE = re.compile(
     r"""(?:^|/)(?:
-      conftest\.py | pytest\.(?:ini|toml) | \.pytest\.(?:ini|toml) | tox\.ini | \.coveragerc | noxfile\.py
-    | sitecustomize\.py | usercustomize\.py | [^/]+\.pth
+      conftest(?:\.py|/__init__\.\w+) | pytest\.(?:ini|toml) | \.pytest\.(?:ini|toml) | tox\.ini
+    | \.coveragerc | noxfile\.py
+    | (?:conftest|sitecustomize|usercustomize)(?:\.[\w-]+)*\.(?:so|pyd) | [^/]+\.pth
+    | (?:site|user)customize(?:\.py|/__init__\.\w+) | [^/]+\.(?:dist|egg)-info/entry_points\.txt
     | (?:jest|vitest|vite|karma|cypress|playwright|ava|wdio|babel)(?:\.[\w-]+)*
       \.(?:config|conf)(?:\.[\w-]+)*\.[cm]?[jt]sx?
     | (?:jest|vitest)\.(?:config|setup|workspace)(?:\.[\w-]+)*\.(?:[cm]?[jt]sx?|json) | jest\.config\.json
@@ -37,6 +40,20 @@ _WHOLE = re.compile(
     re.VERBOSE,
 )
 """Files that are such configuration as a whole."""
+
+_RUNNERS = re.compile(
+    r"""(?:
+      unittest | doctest | _?pytest | py | pluggy | iniconfig | exceptiongroup | xdist | execnet | nose2?
+    | coverage | tox | nox | hypothesis | pytest_(?:cov|mock|asyncio|timeout|django|xdist|randomly)
+    | argparse | contextlib | difflib | functools | importlib | inspect | logging | re | signal | traceback
+    | types | warnings
+    )(?:\.py|/__init__\.\w+|(?:\.[\w-]+)*\.(?:so|pyd))""",
+    re.VERBOSE,
+)
+"""Modules of Python's test runners, and those that they import first, in the folder that comes first on the
+path. Only new files count: a repository may be the runner's own."""
+
+_COMPILED = re.compile(r"(?:^|/)__pycache__/|\.py[co]$")
 
 _SECTIONS: dict[str, re.Pattern[str]] = {
     "setup.cfg": re.compile(r"\[(?:tool:pytest|pytest|nosetests|coverage:.*|testenv.*|aliases)\]"),
@@ -49,8 +66,10 @@ _KEYS: dict[str, re.Pattern[str]] = {
         r"|xfail_strict|required_plugins|pythonpath|confcutdir|test\s*=\s*pytest)\b"
     ),
     "pyproject.toml": re.compile(
-        r"\s*(?:addopts|testpaths|python_(?:files|classes|functions)|norecursedirs|usefixtures|xfail_strict"
-        r"|required_plugins|pythonpath|confcutdir)\b"
+        r"(?:[\w-]+\.)*(?:addopts|testpaths|python_(?:files|classes|functions)|norecursedirs|usefixtures"
+        r"|xfail_strict|required_plugins|pythonpath|confcutdir)\b"
+        r"|(?:tool\.)?pytest(?:\.ini_options\b|=\{.*ini_options)|tool\.(?:coverage|tox|nox|hatch\.envs|poe)\b"
+        r"|tool=\{"
     ),
     "Cargo.toml": re.compile(r"\s*(?:harness|autotests|test|doctest|required-features)\s*="),
     "package.json": re.compile(
@@ -61,6 +80,7 @@ _KEYS: dict[str, re.Pattern[str]] = {
 }
 _OPENS = re.compile(r"\s*\[.*\]\s*(?:[#;].*)?$")
 
+_TEST_FOLDERS = ("test", "tests", "__tests__")
 _TESTS = re.compile(
     r"(?:^|/)(?:tests?|testing|__tests__|spec|specs)/|(?:^|/)test_[^/]*\.py$|_test\.(?:py|go|rb|exs)$"
     r"|[._](?:test|spec)\.[cm]?[jt]sx?$|_spec\.rb$|(?:Test|Tests|TestCase|IT)\.(?:java|kt|php|cs|scala)$"
@@ -79,14 +99,16 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
     """What of its judging a patch touches: paths, sorted."""
 
     tests: tuple[str, ...] = ()
-    """Files that the task's test patch brings."""
+    """Files that the task's test patch brings, and Python that is imported before or instead of them."""
     configuration: tuple[str, ...] = ()
     """Configuration of test runners, and code that interpreters load by themselves."""
     other_tests: tuple[str, ...] = ()
     """Other files that look like tests by their name."""
+    compiled: tuple[str, ...] = ()
+    """Compiled Python, which no policy lets through."""
 
     def __bool__(self) -> bool:
-        return bool(self.tests or self.configuration or self.other_tests)
+        return bool(self.tests or self.configuration or self.other_tests or self.compiled)
 
     def to_json(self) -> bytes:
         """For a file of the rollout; bytes of a name that are not UTF-8 stand as escapes."""
@@ -101,13 +123,14 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
             "surface_tests": len(self.tests),
             "surface_configuration": len(self.configuration),
             "surface_other_tests": len(self.other_tests),
+            "surface_compiled": len(self.compiled),
         }
 
     def reset(self, tests: Policy, configuration: Policy) -> tuple[str, ...]:
-        """The paths that a policy takes back."""
-        return (self.tests if tests == "reset" else ()) + (
-            self.configuration if configuration == "reset" else ()
-        )
+        """The paths that a policy takes back; compiled Python under any."""
+        kept_back = self.compiled
+        kept_back += self.tests if tests == "reset" else ()
+        return kept_back + (self.configuration if configuration == "reset" else ())
 
 
 def split_patch(patch: bytes) -> tuple[FileDiff, ...]:
@@ -136,14 +159,18 @@ def surface_of(patch: bytes, test_patch: bytes = b"") -> Surface:
         test_patch: The task's. Empty: the task has none, or nobody knows it.
     """
     brought = set(changed_paths(test_patch))
+    shadows = _shadows(brought)
     tests: set[str] = set()
     configuration: set[str] = set()
     other: set[str] = set()
+    compiled: set[str] = set()
     for part in split_patch(patch):
         for path in part.paths:
-            if path in brought:
+            if _COMPILED.search(path):
+                compiled.add(path)
+            elif path in brought or (shadows is not None and shadows.fullmatch(path)):
                 tests.add(path)
-            elif _WHOLE.search(path) or _changes_configuration(path, part.data):
+            elif _configures(path, part.data):
                 configuration.add(path)
             elif _TESTS.search(path):
                 other.add(path)
@@ -151,7 +178,35 @@ def surface_of(patch: bytes, test_patch: bytes = b"") -> Surface:
         tests=tuple(sorted(tests)),
         configuration=tuple(sorted(configuration)),
         other_tests=tuple(sorted(other)),
+        compiled=tuple(sorted(compiled)),
     )
+
+
+def _shadows(brought: set[str]) -> re.Pattern[str] | None:
+    """Python that is imported instead of the test files or before them. None: there is none.
+
+    A package or an extension module of a test module's name, which Python prefers; `__init__.py` of the test
+    folders that the module lies in, and a module of a test folder's name. Of folders above the first test
+    folder nothing: a repair may be there.
+    """
+    found: set[str] = set()
+    for path in brought:
+        file = PurePosixPath(path)
+        if file.suffix != ".py":
+            continue
+        found.add(rf"{re.escape(path[:-3])}(?:/__init__\.\w+|(?:\.[\w-]+)*\.(?:so|pyd))")
+        parts = file.parts[:-1]
+        first = next((at for at, name in enumerate(parts) if name in _TEST_FOLDERS), len(parts))
+        for end in range(first + 1, len(parts) + 1):
+            folder = re.escape("/".join(parts[:end]))
+            found.add(rf"{folder}(?:/__init__\.\w+|\.py|(?:\.[\w-]+)*\.(?:so|pyd))")
+    return re.compile("|".join(sorted(found))) if found else None
+
+
+def _configures(path: str, data: bytes) -> bool:
+    if _RUNNERS.fullmatch(path):
+        return re.match(rb"diff --git [^\n]*\nnew file mode ", data) is not None
+    return _WHOLE.search(path) is not None or _changes_configuration(path, data)
 
 
 def without_paths(patch: bytes, paths: Sequence[str]) -> bytes:
@@ -205,8 +260,12 @@ def _changes_configuration(path: str, data: bytes) -> bool:
     keys, sections = _KEYS.get(name), _SECTIONS.get(name)
     if keys is None:
         return False
+    if re.search(rb"^(?:GIT binary patch|Binary files )", data, re.MULTILINE):
+        return True  # nobody can see what changed
     inside = False
     for mark, line in _lines(data):
+        if name == "pyproject.toml":
+            line = _plain_toml(line)
         if mark == "@":
             inside = False
         elif sections is not None and _OPENS.match(line):
@@ -216,6 +275,15 @@ def _changes_configuration(path: str, data: bytes) -> bool:
         elif mark in "+-" and (inside or keys.match(line)):
             return True
     return False
+
+
+_CODE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+
+
+def _plain_toml(line: str) -> str:
+    """A line without blanks and quotes, which keys and heads may have: `[tool . "pytest".ini_options]`."""
+    plain = _CODE.sub(lambda found: chr(min(int(found[1] or found[2], 16), 0x10FFFF)), line)
+    return re.sub(r"[\s\"']", "", plain)
 
 
 def _lines(data: bytes) -> Iterator[tuple[str, str]]:

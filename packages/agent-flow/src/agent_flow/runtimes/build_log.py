@@ -21,10 +21,9 @@ _NOT_BUILT = re.compile(
     """,
     re.MULTILINE | re.VERBOSE,
 )
-_MACHINE = re.compile(
-    r"No space left on device|Cannot allocate memory|\bMemoryError\b|\(signal: 9\b|^Killed$", re.M
-)
-"""What ends a build that is not the patch's doing."""
+_MACHINE = re.compile(r"No space left on device|Cannot allocate memory|\(signal: 9\b|^Killed$", re.M)
+"""What ends a build that is not the patch's doing. Python's MemoryError may well be: code can ask for any
+amount."""
 
 
 def machine_broke(log: str) -> bool:

@@ -10,15 +10,26 @@ from typing import Annotated, Literal
 import msgspec
 from token_tracking.sample import Scalar
 
+from agent_flow.environments.folder import make_folder
 from agent_flow.errors import GraderError, TaskRowError
 from agent_flow.protocols import CommandOutput, Environment, EnvironmentSpec, ProviderContext
 from agent_flow.rollout import Verdict
-from agent_flow.runtimes.grading import NOT_RUN, Observation, apply_patch, apply_test_patch, running_test
+from agent_flow.runtimes.grading import (
+    KILLED,
+    NOT_RUN,
+    Observation,
+    apply_patch,
+    apply_test_patch,
+    check_out,
+    running_test,
+)
 from agent_flow.runtimes.repositories import Repositories
 from agent_flow.runtimes.rows import RepositoryRow, repository_row
 from agent_flow.runtimes.rules import ruled_tasks
 from agent_flow.runtimes.unittest_log import (
     TestState,
+    contradiction,
+    finished,
     machine_failed,
     read_cut_report,
     read_report,
@@ -106,7 +117,10 @@ class CommandRuntime:
         log = f"$ {command}\n{report}" + (f"\n--- stdout ---\n{output}" if output else "")
         if done.timed_out:
             return _out_of_time(report, expected, self._config.timeout_s, log)
-        _check_run(done, log)
+        if not finished(report):
+            _check_killed(done, log)
+            if done.exit_code in NOT_RUN:
+                await self._check_command(command, row, environment, log)
         _check_row(task.instance_id, row, unknown_tests(report, row.FAIL_TO_PASS), log)
         states = read_report(report, expected) or dict.fromkeys(expected, "missing")
         return Observation(
@@ -115,6 +129,23 @@ class CommandRuntime:
             resolved=all(state == "passed" for state in states.values()),
             problem=_unreadable(report, states, done.exit_code, log),
         )
+
+    async def _check_command(
+        self, command: str, row: RepositoryRow, environment: Environment, log: str
+    ) -> None:
+        """Code under test can leave with a shell's exit code: the row is wrong if its base gives it too."""
+        pristine = f"{await make_folder(environment)}/base"
+        await check_out(environment, row.base_commit, pristine)
+        done = await environment.execute(
+            ["bash", "-c", command], timeout_s=self._config.timeout_s, cwd=pristine
+        )
+        if done.exit_code in NOT_RUN:
+            raise GraderError(
+                "test_command",
+                f"the test command cannot be run (exit code {done.exit_code}); look at runtime.test_command",
+                fault="task",
+                evidence=log,
+            )
 
 
 def _check_row(name: str, row: RepositoryRow, unknown: Sequence[str], log: str) -> None:
@@ -134,12 +165,12 @@ def _check_row(name: str, row: RepositoryRow, unknown: Sequence[str], log: str) 
         )
 
 
-def _check_run(done: CommandOutput, log: str) -> None:
-    if done.exit_code in NOT_RUN:
+def _check_killed(done: CommandOutput, log: str) -> None:
+    if done.exit_code in KILLED:
         raise GraderError(
-            "test_command",
-            f"the test command cannot be run (exit code {done.exit_code}); look at runtime.test_command",
-            fault="task",
+            "killed",
+            f"the test process was killed before it came to its end (exit code {done.exit_code})",
+            retryable=True,
             evidence=log,
         )
 
@@ -163,9 +194,14 @@ def _unreadable(
     report: str, states: Mapping[str, TestState], exit_code: int | None, log: str
 ) -> GraderError | None:
     unseen = [test for test, state in states.items() if state == "missing"]
+    by_machine = machine_failed(report)
+    told = "" if by_machine else contradiction(report, list(states), exit_code)
+    if told:
+        return GraderError(
+            "contradiction", f"the report contradicts itself: {told}", fault="agent", evidence=log
+        )
     if not unseen:
         return None
-    by_machine = machine_failed(report)
     named = "any test" if len(unseen) == len(states) else ", ".join(unseen)
     return GraderError(
         "unreadable",

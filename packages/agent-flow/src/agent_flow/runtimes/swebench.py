@@ -16,7 +16,7 @@ from token_tracking.sample import Scalar
 
 from agent_flow.environments.folder import make_folder
 from agent_flow.errors import GraderError, TaskRowError
-from agent_flow.protocols import Environment, EnvironmentSpec, ProviderContext
+from agent_flow.protocols import CommandOutput, Environment, EnvironmentSpec, ProviderContext
 from agent_flow.rollout import TestState, Verdict
 from agent_flow.runtimes.build_log import build_failed, machine_broke
 from agent_flow.runtimes.grading import NOT_RUN, Observation, apply_patch, running_test
@@ -112,8 +112,9 @@ class SwebenchRuntime:
         spec = self._swebench.spec({**task.row, **_lists(task)})
         await apply_patch(environment, patch, task.instance_id, repository_row(task).base_commit)
         folder = await make_folder(environment)
-        script, path = f"{folder}/eval.sh", f"{folder}/log"
-        await environment.write(script, self._script(task, spec, environment).encode())
+        script, path, code = f"{folder}/eval.sh", f"{folder}/log", f"{folder}/exit_code"
+        text = self._swebench.record_exit_code(self._script(task, spec, environment), code)
+        await environment.write(script, text.encode())
         done = await environment.execute(
             # The markers are on stderr (`set -x`): both streams are one log, as in swebench's own harness.
             # In a file, since of a command's output a sandbox keeps only the beginning and the end.
@@ -124,7 +125,9 @@ class SwebenchRuntime:
         log = await _read_log(environment, path)
         if done.timed_out:
             return await self._out_of_time(spec, log)
-        return judge(await anyio.to_thread.run_sync(self._swebench.read, spec, log), log)
+        recorded = await environment.execute(["cat", code], timeout_s=60.0)
+        report = await anyio.to_thread.run_sync(self._swebench.read, spec, log)
+        return _contradicted(report, recorded, log) or judge(report, log)
 
     def _script(self, task: Task, spec: TestSpec, environment: Environment) -> str:
         script = spec.eval_script
@@ -159,6 +162,20 @@ async def _read_log(environment: Environment, path: str) -> str:
     return (await environment.read(path)).decode("utf-8", "replace")
 
 
+def _contradicted(report: LogReport, recorded: CommandOutput, log: str) -> Observation | None:
+    """What the shell wrote of the exit code outside of the log, against what the log says."""
+    said = report.exit_code
+    if said is None or recorded.stdout.decode("utf-8", "replace") == str(said):
+        return None
+    problem = GraderError(
+        "contradiction",
+        f"the log says that the test command's exit code is {said}, the shell does not",
+        fault="agent",
+        evidence=log,
+    )
+    return Observation(states=report.states, log=log, problem=problem)
+
+
 def judge(report: LogReport, log: str) -> Observation:
     """What swebench's report of a log means here.
 
@@ -166,8 +183,16 @@ def judge(report: LogReport, log: str) -> Observation:
     not be built. Else it is no verdict: an infrastructure failure where the eval script did not come to its
     end, where the log shows a broken environment, or where the tests are said to be fine and are not in the
     log; evidence against nobody (fault `agent`: out of loss and baseline) where the test command failed
-    without a word on its tests, or against its own log, as after a patch that prints results.
+    without a word on its tests, or against its own log, as after a patch that prints results or markers.
     """
+    if report.forged:
+        forged = GraderError(
+            "contradiction",
+            f"the log has not exactly the eval script's own markers: {report.forged!r}",
+            fault="agent",
+            evidence=log,
+        )
+        return Observation(states=report.states, log=log, problem=forged)
     unseen = [test for test, state in report.states.items() if state == "missing"]
     failed = any(state == "failed" for state in report.states.values())
     machine = report.certain or machine_broke(log)

@@ -7,6 +7,8 @@ The one file that loads `swebench` (5.x). Its grading functions want no docker, 
 from __future__ import annotations
 
 import importlib
+import re
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +50,9 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True):
     """The marker before the tests is in the log."""
     ended: bool
     """The marker after the tests is in the log: the eval script came to its end."""
+    forged: str
+    """The marker that is in the log more often than in the eval script, or that is not there although the
+    script's end is. Empty: none, so that all of them are the script's own."""
     exit_code: int | None
     """Of the test command. None: the log does not say."""
     signature: str
@@ -69,6 +74,7 @@ class Swebench:
         self.eval_types = frozenset(kind.value for kind in constants.EvalType)
         self._start = cast("str", constants.START_TEST_OUTPUT)
         self._end = cast("str", constants.END_TEST_OUTPUT)
+        self._exit_line = cast("str", constants.TEST_EXIT_CODE)
         self._certain = cast("str", infra.TIER_ENVIRONMENT)
         self._make_spec = cast("Callable[[Mapping[str, object]], TestSpec]", utils.make_test_spec)
         self._statuses = cast("Callable[[TestSpec, str], tuple[dict[str, str], bool]]", grading.get_logs_eval)
@@ -99,10 +105,27 @@ class Swebench:
             states=_states(spec, statuses, cast("_TestsStatus | None", report.get("tests_status"))),
             begun=self._start in log,
             ended=self._end in log,
+            forged=self._forged(spec.eval_script, log),
             exit_code=self._exit_code(log),
             signature=signature,
             certain=tier == self._certain,
         )
+
+    def record_exit_code(self, script: str, path: str) -> str:
+        """An eval script that also writes the test command's exit code to a file, after the log."""
+        code = re.compile(rf'^echo "{re.escape(self._exit_line)}: (\$\w+)"$', re.MULTILINE)
+        return code.sub(lambda line: f'{line[0]}\nprintf %s "{line[1]}" > {shlex.quote(path)}', script)
+
+    def _forged(self, script: str, log: str) -> str:
+        for marker in (self._start, self._end, self._exit_line):
+            own = [line for line in script.splitlines() if marker in line]
+            spoken = sum(1 for line in own if not line.lstrip().startswith(":"))
+            # `set -x` shows each command, and only what is not `:` says the marker itself too.
+            traced = len(re.findall(rf"\+ (?::|echo) ['\"]?{re.escape(marker)}", log))
+            said = log.count(marker) - traced
+            if traced > max(1, len(own)) or said > (spoken or marker == self._exit_line):
+                return marker
+        return self._exit_line if self._end in log and self._exit_line not in log else ""
 
     def read_cut(self, spec: TestSpec, log: str) -> Mapping[str, TestState]:
         """The states of the expected tests as far as a log goes that was cut at a time-out."""
