@@ -231,7 +231,7 @@ def test_a_run_without_dumps_says_what_to_do(own_agent):
     [
         (("run",), "no configuration"),
         (("run", "run.toml", "--replay", "x"), "takes the configuration of its run"),
-        (("run", "--replay", "nowhere"), "no such file"),
+        (("run", "--replay", "nowhere"), "no run folder"),
     ],
 )
 def test_arguments_that_do_not_fit(own_agent, arguments, said):

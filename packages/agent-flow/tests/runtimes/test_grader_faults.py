@@ -15,6 +15,7 @@ from agent_flow.protocols import ProviderContext
 from agent_flow.providers import load_environments, load_runtime
 from agent_flow.runtimes.build_log import build_failed
 from agent_flow.runtimes.swebench import judge
+from agent_flow.scratch import scratch_folder
 
 SOURCE = "def add(a, b):\n    return a - b\n"
 TEST = """\
@@ -95,18 +96,17 @@ def observe(tmp_path):
         (tmp_path / "tasks.jsonl").write_text(json.dumps({**columns, **row}) + "\n")
         (tmp_path / "run.toml").write_text(RUN + runtime)
         patch = diff_of(repository, tmp_path / "changed", script)
-        context = ProviderContext(
-            file=load_config(tmp_path / "run.toml"), clock=Clock(), tokenizer=None, scratch=tmp_path / "s"
-        )
 
-        async def run():
+        async def run(context):
             loaded, environments = load_runtime(context), load_environments(context)
             (task,) = loaded.load()
             async with environments.session(), environments.open(loaded.environment(task)) as environment:
                 grader = Replaced(environment, *replaced) if replaced else environment
                 return await loaded.observe(task, patch, grader)
 
-        return anyio.run(run)
+        with scratch_folder() as scratch:  # short, as unix sockets lie below it
+            file = load_config(tmp_path / "run.toml")
+            return anyio.run(run, ProviderContext(file=file, clock=Clock(), tokenizer=None, scratch=scratch))
 
     return call
 
