@@ -159,3 +159,29 @@ def own_agent(tmp_path, monkeypatch, capfd, qwen_tokenizer):
     (folder / "run.toml").write_text(text.replace("reward_timeout_s = 10", "reward_wait_s = 0.001"))
     yield copy
     sys.modules.pop(copy.module, None)
+
+
+NUMBERED = '''
+from contextlib import asynccontextmanager
+from agent_flow.environments.local import LocalEnvironments
+
+
+class Numbered(LocalEnvironments):
+    """Puts the number of the sandbox beside its repository."""
+
+    opened = 0
+
+    @asynccontextmanager
+    async def open(self, spec):
+        Numbered.opened += 1
+        number = str(Numbered.opened)
+        async with super().open(spec) as environment:
+            await environment.write(f"{environment.workdir}/../run-number", number.encode())
+            yield environment
+'''
+
+
+@pytest.fixture(scope="session")
+def numbered_environments() -> str:
+    """A module with the environments `Numbered`: as `local`, and each sandbox knows its number."""
+    return NUMBERED

@@ -14,7 +14,7 @@ from agent_flow.clock import Clock
 from agent_flow.config import load_config
 from agent_flow.environments.repository import build_repository
 from agent_flow.errors import TaskRowError
-from agent_flow.runtimes.grader import open_grader
+from agent_flow.lone_grader import open_grader
 from agent_flow.runtimes.rules import read_rules, row_digest, ruled_tasks
 from agent_flow.task import load_tasks
 
@@ -60,24 +60,6 @@ class Total(unittest.TestCase):
             time.sleep(3600)
         self.assertEqual(basket.total([0, 0]), 0)
 """
-NUMBERED = '''
-from contextlib import asynccontextmanager
-from agent_flow.environments.local import LocalEnvironments
-
-
-class Numbered(LocalEnvironments):
-    """Puts the number of the sandbox beside its repository."""
-
-    opened = 0
-
-    @asynccontextmanager
-    async def open(self, spec):
-        Numbered.opened += 1
-        number = str(Numbered.opened)
-        async with super().open(spec) as environment:
-            await environment.write(f"{environment.workdir}/../run-number", number.encode())
-            yield environment
-'''
 TWO, ONE, NONE, CLOCK, QUEUE = (
     f"tests.test_basket.Total.test_{name}" for name in ("two", "one", "none", "clock", "queue")
 )
@@ -92,14 +74,14 @@ def new_file(path, text):
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path, monkeypatch, numbered_environments):
     """Writes a configuration with these rows and environment; returns its path."""
     source = tmp_path / "repos" / "basket"
     (source / "tests").mkdir(parents=True)
     (source / "basket.py").write_text(BASKET)
     (source / "tests" / "__init__.py").write_text("")
     commit = build_repository(source, tmp_path / "once" / "basket", "basket")
-    (tmp_path / "numbered_sandboxes.py").write_text(NUMBERED)
+    (tmp_path / "numbered_sandboxes.py").write_text(numbered_environments)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
 

@@ -15,8 +15,8 @@ import msgspec
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
 from agent_flow.errors import EnvError, GraderError, PatchApplyError, unwrapped
+from agent_flow.lone_grader import LoneGrader, open_grader
 from agent_flow.rollout import TestState
-from agent_flow.runtimes.grader import Grader, open_grader
 from agent_flow.runtimes.grading import Observation
 from agent_flow.runtimes.rows import RepositoryRow, repository_row
 from agent_flow.runtimes.rules import Rules, TaskRule, row_digest, with_tests
@@ -60,7 +60,7 @@ class _Rejected(Exception):  # noqa: N818
 class _Check:
     """The check of one task."""
 
-    def __init__(self, task: Task, grader: Grader, slots: anyio.CapacityLimiter, runs: int) -> None:
+    def __init__(self, task: Task, grader: LoneGrader, slots: anyio.CapacityLimiter, runs: int) -> None:
         self._task = task
         self._row: RepositoryRow = repository_row(task)
         self._grader = grader

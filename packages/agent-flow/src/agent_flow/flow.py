@@ -11,15 +11,15 @@ from token_tracking.sample import Scalar
 
 from agent_flow.environments.base_commit import MIB, Base, BaseCommits
 from agent_flow.environments.patch import capture_patch
-from agent_flow.environments.test_surface import Policy, surface_of, without_paths
-from agent_flow.errors import EnvError, GraderError
+from agent_flow.environments.test_surface import Policy, surface_of
+from agent_flow.errors import GraderError
 from agent_flow.outcome import leave_ungraded, settle
 from agent_flow.protocols import Environment, Model, ProviderContext
 from agent_flow.providers import load_agent, load_environments, load_runtime
 from agent_flow.rollout import Rollout
+from agent_flow.runtimes.grader import Grader, patch_of_tests
 from agent_flow.task import Task
 
-_GRADER_ATTEMPTS = 2
 PATCH = "patch.diff"
 LEFT_OUT = "left_out.json"
 SURFACE = "test_surface.json"
@@ -47,6 +47,12 @@ class SweFlow:
         self._bases = BaseCommits(context.scratch / "bases", max_file_bytes=int(config.max_file_mib * MIB))
         self._runtime = load_runtime(context)
         self._environments = load_environments(context)
+        self._grader = Grader(
+            self._runtime,
+            self._environments,
+            test_files=config.test_files,
+            test_configuration=config.test_configuration,
+        )
         self._agent = load_agent(context)
         self.tools: tuple[Mapping[str, object], ...] = self._agent.tools
 
@@ -90,7 +96,7 @@ class SweFlow:
         captured = await capture_patch(
             environment, base, max_patch_bytes=int(self._config.max_patch_mib * MIB)
         )
-        surface = surface_of(captured.patch, _test_patch(rollout.task))
+        surface = surface_of(captured.patch, patch_of_tests(rollout.task))
         rollout.artifacts[PATCH] = captured.patch
         rollout.produced_by.update(surface.counters())
         rollout.produced_by["left_out"] = sum(captured.left_out_counts.values())
@@ -122,25 +128,7 @@ class SweFlow:
             leave_ungraded(rollout, error)
 
     async def _grade(self, rollout: Rollout) -> None:
-        spec = msgspec.structs.replace(self._runtime.environment(rollout.task), purpose="grader")
-        patch = rollout.artifacts[PATCH]
-        surface = surface_of(patch, _test_patch(rollout.task))
-        taken_back = surface.reset(self._config.test_files, self._config.test_configuration)
-        patch = without_paths(patch, taken_back)
-        rollout.produced_by["surface_reset"] = len(taken_back)
-        for attempt in range(1, _GRADER_ATTEMPTS + 1):
-            try:
-                async with self._environments.open(spec) as environment:
-                    rollout.verdict = await self._runtime.grade(rollout.task, patch, environment)
-            except (EnvError, GraderError) as error:
-                if not error.retryable or attempt == _GRADER_ATTEMPTS:
-                    raise
-            else:
-                rollout.reward = rollout.verdict.reward
-                return
-
-
-def _test_patch(task: Task) -> bytes:
-    """Of rows that have the column, as SWE-bench's do."""
-    column = task.row.get("test_patch")
-    return column.encode() if isinstance(column, str) else b""
+        graded, taken_back = self._grader.graded_part(rollout.task, rollout.artifacts[PATCH])
+        rollout.produced_by["surface_reset"] = taken_back
+        rollout.verdict = await self._grader.grade(rollout.task, graded)
+        rollout.reward = rollout.verdict.reward

@@ -18,10 +18,10 @@ from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile, load_config
 from agent_flow.errors import ConfigError, EnvError, GraderError, TaskRowError, UsageError, unwrapped
 from agent_flow.flow import PATCH
+from agent_flow.lone_grader import LoneGrader, open_grader
 from agent_flow.outcome import outcome_of
 from agent_flow.reward_thread import contained, described
 from agent_flow.rollout import Mode, TestState
-from agent_flow.runtimes.grader import Grader, open_grader
 from agent_flow.task import Task
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ async def regrade(
     return tuple(rows[rollout.rollout_id] for rollout in chosen), lines.path
 
 
-async def _row_of(run: Path, rollout: Stored, task: Task | None, grader: Grader) -> Regraded:
+async def _row_of(run: Path, rollout: Stored, task: Task | None, grader: LoneGrader) -> Regraded:
     try:
         row = await contained(_regrade_one(run, rollout, task, grader))
         msgspec.json.encode(row)  # a verdict of a runtime of one's own may be anything
@@ -144,7 +144,7 @@ def _row(rollout: Stored, state: State, why: str) -> Regraded:
     )
 
 
-async def _regrade_one(run: Path, rollout: Stored, task: Task | None, grader: Grader) -> Regraded:
+async def _regrade_one(run: Path, rollout: Stored, task: Task | None, grader: LoneGrader) -> Regraded:
     row = partial(_row, rollout)
     if not outcome_of(rollout.exit_status, rollout.mode).evaluate:
         return row("skipped", f"{rollout.exit_status} is not graded")

@@ -10,8 +10,8 @@ from agent_flow.clock import Clock
 from agent_flow.config import load_config
 from agent_flow.environments.repository import build_repository, git
 from agent_flow.errors import GraderError, PatchApplyError, TaskRowError
+from agent_flow.lone_grader import open_grader
 from agent_flow.providers import load_runtime
-from agent_flow.runtimes.grader import open_grader
 from agent_flow.runtimes.rules import read_rules
 
 SHOP = "def double(n):\n    return n + 2\n"
@@ -51,32 +51,14 @@ def test_queue():
     if NUMBER % 5 == 0:
         time.sleep(3600)
 """
-NUMBERED = '''
-from contextlib import asynccontextmanager
-from agent_flow.environments.local import LocalEnvironments
-
-
-class Numbered(LocalEnvironments):
-    """Puts the number of the sandbox beside its repository."""
-
-    opened = 0
-
-    @asynccontextmanager
-    async def open(self, spec):
-        Numbered.opened += 1
-        number = str(Numbered.opened)
-        async with super().open(spec) as environment:
-            await environment.write(f"{environment.workdir}/../run-number", number.encode())
-            yield environment
-'''
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch, runner_row):
+def project(tmp_path, monkeypatch, runner_row, numbered_environments):
     """Writes rows and a configuration; returns its path. The repository `calc/unittest` is below repos/."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "numbered_swebench.py").write_text(NUMBERED)
+    (tmp_path / "numbered_swebench.py").write_text(numbered_environments)
     source = tmp_path / "repos" / "calc" / "unittest"
     source.mkdir(parents=True)
     (source / "calc.py").write_text(SHOP)

@@ -17,7 +17,9 @@ from agent_flow.engines.router import EngineRouter, RouterConfig
 from agent_flow.engines.version import VersionReader
 from agent_flow.errors import EngineError
 from agent_flow.protocols import GenerateRequest
-from token_tracking import GenerationRecord
+from agent_flow.rollout import Rollout
+from agent_flow.task import Task
+from token_tracking import ChatTemplate, Conversation, GenerationRecord
 
 STOP_ID = 0
 PROMPT = (7, 8, 32)
@@ -279,3 +281,15 @@ def ids_of():
         return held[len(prompt) :]
 
     return join
+
+
+@pytest.fixture(scope="module")
+def template(example, qwen_tokenizer):
+    return ChatTemplate.compile(qwen_tokenizer, (example / "qwen3.jinja").read_text())
+
+
+@pytest.fixture
+def rollout(template):
+    task = Task(instance_id="t", problem_statement="p")
+    ids = {"rollout_id": "a" * 32, "group_id": "b" * 32, "member": 0, "attempt": 0}
+    return Rollout(task=task, mode="train", conversation=Conversation(template), **ids)

@@ -6,23 +6,9 @@ import pytest
 from agent_flow.config import SamplingConfig
 from agent_flow.errors import ContextFullError
 from agent_flow.model import ConversationModel
-from agent_flow.rollout import Rollout, samples_of
-from agent_flow.task import Task
-from token_tracking import ChatTemplate, Conversation
+from agent_flow.rollout import samples_of
 
 ASKED = [{"role": "user", "content": "what is it?"}]
-
-
-@pytest.fixture(scope="module")
-def template(example, qwen_tokenizer):
-    return ChatTemplate.compile(qwen_tokenizer, (example / "qwen3.jinja").read_text())
-
-
-@pytest.fixture
-def rollout(template):
-    task = Task(instance_id="t", problem_statement="p")
-    ids = {"rollout_id": "a" * 32, "group_id": "b" * 32, "member": 0, "attempt": 0}
-    return Rollout(task=task, mode="train", conversation=Conversation(template), **ids)
 
 
 def sampled(rollout):

@@ -1,29 +1,14 @@
 """Tokens of two policy runs: their versions cannot be compared, whoever counts higher."""
 
 import anyio
-import pytest
 from agent_flow.config import SamplingConfig
 from agent_flow.engines.version import VersionReader
 from agent_flow.engines.weights import CurrentWeights
 from agent_flow.model import ConversationModel
-from agent_flow.rollout import Rollout, samples_of
-from agent_flow.task import Task
-from token_tracking import ChatTemplate, Conversation
+from agent_flow.rollout import samples_of
 
 ASKED = [{"role": "user", "content": "what is it?"}]
 MORE = [{"role": "user", "content": "more"}]
-
-
-@pytest.fixture(scope="module")
-def template(example, qwen_tokenizer):
-    return ChatTemplate.compile(qwen_tokenizer, (example / "qwen3.jinja").read_text())
-
-
-@pytest.fixture
-def rollout(template):
-    task = Task(instance_id="t", problem_statement="p")
-    ids = {"rollout_id": "a" * 32, "group_id": "b" * 32, "member": 0, "attempt": 0}
-    return Rollout(task=task, mode="train", conversation=Conversation(template), **ids)
 
 
 def asking(rollout, router):
