@@ -52,7 +52,7 @@ def _load(loader: yaml.SafeLoader) -> object:
         _Check().node(root)
         return cast("object", loader.construct_document(root))  # pyright: ignore[reportUnknownMemberType]
     finally:
-        loader.dispose()  # pyright: ignore[reportUnknownMemberType]
+        loader.dispose()
 
 
 def yaml_line(text: str, way: Keys) -> int | None:
