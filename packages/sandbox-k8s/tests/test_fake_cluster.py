@@ -1,6 +1,7 @@
 """What only the fake cluster does: faults on command, the plugin, and the proxy that breaks connections."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+from sandbox_k8s.clock import SystemClock
 from sandbox_k8s.kubernetes import classify
 from sandbox_k8s.testing import (
     FakeCluster,
@@ -25,6 +27,9 @@ from sandbox_k8s.testing import (
     why_no_process_pods,
 )
 from sandbox_k8s.testing.courses import course_of, load
+from sandbox_k8s.testing.kubelet import Kubelet
+from sandbox_k8s.testing.nodes import Nodes
+from sandbox_k8s.testing.store import Store
 
 pytestmark = pytest.mark.anyio
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -395,3 +400,29 @@ async def test_the_proxy_carries_websockets() -> None:
             with pytest.raises(aiohttp.WSServerHandshakeError) as problem:
                 await http.ws_connect(f"{PODS}/none/exec?command=true&stdout=1")
             assert problem.value.status == 404
+
+
+async def test_it_ends_though_a_pod_s_time_runs_out_at_that_moment() -> None:
+    """Seen once in CI: the cancel of a time-out that had run out was taken for that of the end."""
+
+    class Waiting:
+        async def run(self) -> None:
+            tasks.append(asyncio.current_task())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    began.set()
+                    await asyncio.Event().wait()
+            await asyncio.Event().wait()
+
+        def end(self) -> None:
+            pass
+
+    began, tasks = asyncio.Event(), []
+    store = Store(SystemClock())
+    kubelet = Kubelet(store, Nodes(store), {}, 1.0, lambda *_: Waiting())
+    store.create("pods", pod("a", uid="1", namespace="default"))
+    await began.wait()
+    while not tasks[0].cancelling():  # noqa: ASYNC110 - the very step of the loop at which its time has run out
+        await asyncio.sleep(0)
+    with anyio.fail_after(5):
+        await kubelet.close()

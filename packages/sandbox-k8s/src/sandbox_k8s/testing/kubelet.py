@@ -60,6 +60,7 @@ class Kubelet:
         self._nodes_changed = asyncio.Event()
         self._unsaid: dict[str, Object] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._cancelled: set[asyncio.Task[None]] = set()
         self.failures: list[BaseException] = []
         store.on_change.append(self._see)
 
@@ -176,8 +177,7 @@ class Kubelet:
         """End all pods' processes."""
         self.store.on_change.remove(self._see)
         for task in self._running:
-            if not task.cancelling():
-                task.cancel()
+            self._cancel(task)
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _give_up(self, name: str) -> None:
@@ -211,7 +211,7 @@ class Kubelet:
             self._runners.pop(uid, None)
             task = self._tasks.pop(uid, None)
             if task is not None and task is not asyncio.current_task():
-                task.cancel()
+                self._cancel(task)
             self._end_namespace(change.last["metadata"]["namespace"])
         elif _grace_of(change.new) != _grace_of(change.old) and not self._is_lost(change.new):
             self._runners[uid].end()
@@ -232,8 +232,16 @@ class Kubelet:
         task.add_done_callback(self._report)
         return task
 
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        # Once, since what a task does at its end must not be cut. Task.cancelling() would not do: it also
+        # counts the cancel of a time-out that has just run out, and the task goes on after that.
+        if task not in self._cancelled:
+            self._cancelled.add(task)
+            task.cancel()
+
     def _report(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        self._cancelled.discard(task)
         if not task.cancelled() and (problem := task.exception()) is not None:
             self.failures.append(problem)
 
