@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "ray", "kubernetes", "swerex", "minisweagent", "swebench", "litellm", "datasets")
+SIBLINGS = ("sandbox_k8s", "trainer_bridge")
 TEST_TOOLS = ("pytest>=8.4", "pytest-timeout>=2.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "anyio>=4.9")
 
 
@@ -31,7 +32,7 @@ PACKAGES = (
     Package("token-tracking", "cli", (*HEAVY, "tokenizers", "jinja2", "transformers", "zmq")),
     Package("sandbox-k8s", "swerex,cli", (*HEAVY, "zmq", "tokenizers", "numpy")),
     Package("trainer-bridge", "cli", (*HEAVY, "tokenizers", "jinja2", "transformers", "aiohttp", "rich")),
-    Package("agent-flow", "quickstart,engines", (*HEAVY, "zmq", "aiohttp", "sandbox_k8s", "trainer_bridge")),
+    Package("agent-flow", "quickstart,engines,sweagent,e2b", (*HEAVY, "zmq", "aiohttp", "e2b", *SIBLINGS)),
 )
 
 
@@ -80,8 +81,15 @@ def main() -> None:
         f"{package.name} @ {next(wheels.glob(f'{package.module}-*.whl')).as_uri()}" for package in PACKAGES
     ]
     (wheels / "siblings.txt").write_text("\n".join(pins) + "\n")
+    failed: list[str] = []
     for package in PACKAGES:
-        check(package, folder, wheels)
+        try:
+            check(package, folder, wheels)
+        except subprocess.CalledProcessError as failure:
+            print(f"{package.name}: exit code {failure.returncode}", flush=True)
+            failed.append(package.name)
+    if failed:
+        sys.exit(f"failed alone: {', '.join(failed)}")
 
 
 main()
