@@ -21,7 +21,7 @@ from sandbox_k8s.kubernetes import records
 from sandbox_k8s.kubernetes.api import Request
 from sandbox_k8s.kubernetes.backend import KubernetesBackend
 from sandbox_k8s.kubernetes.config import Injection, KubernetesConfig
-from sandbox_k8s.kubernetes.starting import until_ready
+from sandbox_k8s.kubernetes.starting import create_within_quota, until_ready
 from sandbox_k8s.kubernetes.watch import FollowedPod
 
 KUBECONFIG = os.environ.get("SANDBOX_K8S_KUBECONFIG", "")
@@ -57,7 +57,7 @@ class SimulatedBackend(KubernetesBackend):
         async with self._gate.turn("simulated") as turn:
             pod = self._manifest(SandboxSpec(), os.urandom(8).hex(), os.urandom(16).hex())
             followed = self.watch.follow(pod["metadata"]["name"])
-            followed.created(await self.api.create(pod, records.REQUEST))
+            followed.created(await create_within_quota(self.api, pod, self.config))
             await until_ready(followed, self.config, partial(self._gate.suffers, turn))
             return followed
 
@@ -148,33 +148,46 @@ async def quota_namespace(simulated: SimulatedBackend) -> AsyncIterator[str]:
         await simulated.api.ask(Request("DELETE", f"api/v1/namespaces/{name}"), "deleting a namespace")
 
 
-async def test_starts_slow_down_when_a_quota_is_used_up(
+async def test_starts_slow_down_and_wait_when_a_quota_is_used_up(
     simulated: SimulatedBackend, quota_namespace: str
 ) -> None:
     config = msgspec.structs.replace(simulated.config, namespace=quota_namespace)
     stats = ClientStats()
     backend = SimulatedBackend(config, SystemClock(), stats)
-    ready: list[FollowedPod] = []
-    refused: list[ClusterError] = []
+    alive, most = 0, 0
     async with backend.opened():
 
         async def live() -> None:
-            try:
-                ready.append(await backend.come_up())
-            except ClusterError as problem:
-                refused.append(problem)
+            nonlocal alive, most
+            followed = await backend.come_up()
+            alive, most = alive + 1, max(most, alive + 1)
+            if most == 5:
+                full.set()
+            await full.wait()
+            await backend.delete(followed)
+            alive -= 1
 
+        full = anyio.Event()
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
                 tasks.start_soon(live)
-        async with anyio.create_task_group() as tasks:
-            for followed in ready:
-                tasks.start_soon(backend.delete, followed)
-    assert (len(ready), len(refused)) == (5, 15)
-    found = [one.diagnosis.failure for one in refused if one.diagnosis is not None]
-    assert found == ["quota_exceeded"] * 15
+    assert (alive, most) == (0, 5)
     assert stats.start_slowdowns >= 1
-    assert stats.start_limit < config.start_concurrency
+
+
+async def test_a_quota_that_stays_used_up_is_given_up(
+    simulated: SimulatedBackend, quota_namespace: str
+) -> None:
+    config = msgspec.structs.replace(simulated.config, namespace=quota_namespace, failing_timeout_s=1.0)
+    backend = SimulatedBackend(config, SystemClock(), ClientStats())
+    async with backend.opened():
+        ready = [await backend.come_up() for _ in range(5)]
+        with pytest.raises(ClusterError, match="exceeded quota") as refused:
+            await backend.come_up()
+        for followed in ready:
+            await backend.delete(followed)
+    assert refused.value.diagnosis is not None
+    assert refused.value.diagnosis.failure == "quota_exceeded"
 
 
 @pytest.mark.parametrize(

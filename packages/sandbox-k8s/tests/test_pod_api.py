@@ -274,6 +274,16 @@ async def test_what_cannot_pass_is_said_at_once(server: Server, api: PodApi) -> 
     assert server.asked == ["POST pods"] * 2
 
 
+async def test_a_quota_that_others_change_at_that_moment_is_no_refusal(server: Server, api: PodApi) -> None:
+    """kubernetes#67761, jenkinsci/kubernetes-plugin#2843: of many pods at once some were lost."""
+    said = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+    for kind in ("resourcequotas", "clusterresourcequotas"):
+        refused = status(409, "Conflict", kind=kind, message=said)
+        server.pods += [answer(409, refused), answer(409, refused), answer(201, pod())]
+        assert (await api.create(NEW_POD, "request"))["metadata"]["uid"] == "u"
+    assert server.asked == ["POST pods"] * 6
+
+
 async def test_a_change_whose_answer_was_lost_is_not_taken_for_somebody_elses(
     server: Server, api: PodApi
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 from sandbox_k8s import (
     Sandbox,
@@ -16,7 +17,7 @@ from sandbox_k8s import (
     StartProgress,
 )
 from sandbox_k8s.kubernetes.config import Injection, KubernetesConfig
-from sandbox_k8s.testing import FakeCluster, FakeClusterConfig
+from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, RefusalError
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
 pytestmark = pytest.mark.anyio
@@ -118,6 +119,26 @@ async def test_results_keep_their_order_and_one_failure_loses_nothing(
     assert (told[-1].started, told[-1].failed) == (5, 1)
     assert [(one.index, one.problem) for one in told if one.problem] == [(2, problem)]
     assert sorted(one.index for one in told) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_room_in_a_quota_is_waited_for(cluster: FakeCluster, client: SandboxClient) -> None:
+    full = RefusalError(
+        403, "Forbidden", "exceeded quota: q, requested: pods=1, used: pods=5, limited: pods=5"
+    )
+    cluster.refuse_creates(full, full)
+    async with client:
+        async with await client.start(SandboxSpec()):
+            assert client.stats.start_slowdowns >= 1
+        patient = client.config
+        assert isinstance(patient, KubernetesConfig)
+    hasty = SandboxClient.kubernetes(msgspec.structs.replace(patient, failing_timeout_s=0.01))
+    cluster.refuse_creates(*[full] * 9)
+    async with hasty:
+        with pytest.raises(SandboxStartError, match="exceeded quota") as refused:
+            await hasty.start(SandboxSpec())
+    assert refused.value.diagnosis is not None
+    assert (refused.value.diagnosis.failure, refused.value.diagnosis.retryable) == ("quota_exceeded", True)
+    assert living(cluster) == []
 
 
 async def test_many_starts_that_are_cancelled_leave_nothing(

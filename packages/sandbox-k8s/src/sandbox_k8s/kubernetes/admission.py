@@ -26,6 +26,7 @@ _FORBIDDEN: tuple[tuple[str, FailureName], ...] = (
     (r"runtimeclass .*not found|no priorityclass|serviceaccount .*not found", "reference_missing"),
     (r"cannot (create|get|list|watch|patch|update|delete) resource", "permission_denied"),
 )
+_QUOTAS = frozenset({"resourcequotas", "clusterresourcequotas"})
 _CODES: dict[int, FailureName] = {
     400: "spec_invalid",
     401: "credentials_refused",
@@ -134,7 +135,10 @@ def _of_answer(code: int, status: Status) -> tuple[FailureName, bool]:
                 return failure, False
         return "create_refused", True
     if code == 409 and status.reason == "Conflict":
-        return "create_refused", True
+        # Many pods at once in a namespace with a quota (kubernetes#67761): nothing was created, and a moment
+        # later it works.
+        of_quota = status.details is not None and status.details.kind in _QUOTAS
+        return ("api_overloaded", False) if of_quota else ("create_refused", True)
     if code == 404 and not (status.details and status.details.kind == "namespaces"):
         return "create_refused", True
     if code in _CODES:

@@ -29,6 +29,8 @@ _CONNECT_S = 5.0
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _PASSING = frozenset({429, 500, 502, 503, 504})
+_NOT_DONE = frozenset({409, 429})
+"""Answers of `_PASSING` failures that say that nothing was done."""
 _PAGE = 100
 """Pods per answer: read in a thread, and still the interpreter is held for as long as the JSON is parsed."""
 _UNAUTHORIZED, _EXPIRED = 401, 410
@@ -252,7 +254,7 @@ class PodApi:
                         return done
                 if anyio.current_time() >= until or not _passes(problem):
                     raise
-                if problem.code != 429:
+                if problem.code not in _NOT_DONE:
                     lost = True
                     done = await look()
                     if done is not None:
@@ -329,9 +331,10 @@ class PodApi:
 
 def _passes(problem: ClusterError) -> bool:
     """Whether trying again can help: too many requests, no answer, or a server's own trouble."""
-    found = problem.diagnosis
-    too_large = found is not None and found.failure == "request_too_large"  # said with a 500
-    return (problem.code == 0 or problem.code in _PASSING) and not too_large
+    found = None if problem.diagnosis is None else problem.diagnosis.failure
+    if found in ("api_overloaded", "request_too_large"):  # said with a 409 too; said with a 500
+        return found == "api_overloaded"
+    return problem.code == 0 or problem.code in _PASSING
 
 
 def refusal(
@@ -340,7 +343,7 @@ def refusal(
     """The error for an answer that is no success; code 0 is no answer."""
     diagnosis = classify_refusal(code, body, dict(headers or {}))
     kind: type[ClusterError] = ClusterError
-    if code == 409 and read_status(body).reason == "Conflict":
+    if code == 409 and read_status(body).reason == "Conflict" and diagnosis.failure != "api_overloaded":
         kind = ConflictError
     elif says_pod_is_missing(code, body):
         kind = PodMissingError

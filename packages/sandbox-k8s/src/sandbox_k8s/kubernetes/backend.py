@@ -41,7 +41,7 @@ from .owners import Owners
 from .paths import DataPaths
 from .prefetch import Prefetch, PrefetchedImage, Progress
 from .reaper import reap
-from .starting import until_failed, until_ready, why_lost
+from .starting import create_within_quota, until_failed, until_ready, why_lost
 from .streams import ApiStreams
 from .watch import FollowedPod, PodWatch
 
@@ -115,7 +115,7 @@ class KubernetesBackend:
         followed = self.watch.follow(pod_name(sandbox_id))
         launcher: LauncherClient | None = None
         try:
-            followed.created(await self.api.create(pod, records.REQUEST))
+            followed.created(await create_within_quota(self.api, pod, self.config))
             await until_ready(followed, self.config, suffers)
             launcher = await self._first_connection(followed)
             await launcher.call("/sbx/fence", {"epoch": 1})

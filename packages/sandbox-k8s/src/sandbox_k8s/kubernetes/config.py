@@ -79,8 +79,8 @@ class KubernetesConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_f
         data_path: How to reach the launcher; None tries the pod's address, the API server's pod proxy and
             port-forward, once, and keeps to what worked first.
         max_lifetime_s: ``activeDeadlineSeconds``: the last stop, whatever leases say.
-        failing_timeout_s: How long a pod may be failing (no room in the cluster, a registry that is down)
-            while Kubernetes keeps trying. What cannot heal fails at once.
+        failing_timeout_s: How long a start may be failing (no room in the cluster or the namespace's quota, a
+            registry that is down) while it is tried again. What cannot heal fails at once.
         start_concurrency: Starts under way at once, to begin with. The number grows while they succeed, and
             is halved when the API server is slow or refuses, a quota is used up, or pods find no node.
             Waiting for a turn is not part of ``start_timeout_s``.

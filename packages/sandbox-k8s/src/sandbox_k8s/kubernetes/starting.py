@@ -1,17 +1,42 @@
-"""What a followed pod means for those who wait for it: it is ready, it never will be, it is lost."""
+"""Waiting for a pod: for room in the quota, until it is ready, never will be, or why it is lost."""
 
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 
-from sandbox_k8s.errors import SandboxStartError
+from sandbox_k8s.errors import ClusterError, SandboxStartError
 
+from . import records
+from .api import PodApi
 from .classify import classify
 from .config import KubernetesConfig
 from .diagnosis import Diagnosis, overdue
 from .watch import FollowedPod
 
 _REPORT_S = 3.0
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 5.0
+
+
+async def create_within_quota(api: PodApi, pod: dict[str, Any], config: KubernetesConfig) -> dict[str, Any]:
+    """Create a pod. Room in the namespace's quota is waited for as room on a node is: `failing_timeout_s`.
+
+    Raises:
+        ClusterError: It was refused, or there was no room for all that time.
+    """
+    pause_s = _FIRST_PAUSE_S
+    give_up_s = anyio.current_time() + min(config.failing_timeout_s, config.start_timeout_s)
+    while True:
+        try:
+            return await api.create(pod, records.REQUEST)
+        except ClusterError as problem:
+            left_s = give_up_s - anyio.current_time()
+            full = problem.diagnosis is not None and problem.diagnosis.failure == "quota_exceeded"
+            if not full or left_s <= 0:
+                raise
+        await anyio.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 async def until_ready(
