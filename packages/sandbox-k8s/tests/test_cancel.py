@@ -7,6 +7,7 @@ import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +22,13 @@ from sandbox_k8s import (
     ResetRefusedError,
     Sandbox,
     SandboxClient,
+    SandboxSpec,
 )
 from sandbox_k8s.routes import AddressRoute
 from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, why_no_process_pods
 from sandbox_k8s.transport import LauncherClient, NoAnswerError
+
+from .runs import client_of
 
 pytestmark = pytest.mark.anyio
 Call = Callable[[], Coroutine[Any, Any, object]]
@@ -143,9 +147,13 @@ def descriptors() -> list[str]:
 async def checked_client(config: ClientConfig) -> AsyncIterator[SandboxClient]:
     """A client that leaves no descriptor open."""
     before = len(descriptors())
-    make = SandboxClient.kubernetes if isinstance(config, KubernetesConfig) else SandboxClient.local
-    async with make(config) as client:
+    async with client_of(config) as client:
         yield client
+    await closed(before)
+
+
+async def closed(before: int) -> None:
+    """Wait until there are no more descriptors than before."""
     # The fake cluster is in this process: its sockets, and those of pods that are ending, go a little later.
     with anyio.move_on_after(20):
         while len(descriptors()) > before:  # noqa: ASYNC110  (the system has no event for this)
@@ -155,6 +163,13 @@ async def checked_client(config: ClientConfig) -> AsyncIterator[SandboxClient]:
 
 async def alive(client: SandboxClient) -> list[str]:
     return [found.state for found in await client.list() if found.state != "dead"]
+
+
+async def until(client: SandboxClient, states: list[str]) -> None:
+    """Wait until those that are alive are in these states."""
+    with anyio.fail_after(20):
+        while await alive(client) != states:  # noqa: ASYNC110  (a lease of another client tells nobody)
+            await anyio.sleep(0.01)
 
 
 @cases("process", "fake")
@@ -246,6 +261,91 @@ async def test_reset(config: ClientConfig, how: How) -> None:
             assert how.kind == "task" or await alive(client) == []
             if not reached:
                 break
+
+
+@cases("process")
+async def test_opening_and_leaving_a_client(config: ClientConfig, how: How) -> None:
+    """Nothing of it goes on: no task, no descriptor; a sandbox that it could not end is renewed no more."""
+    own = asyncio.all_tasks()
+    for number in points(how.every):
+        before = len(descriptors())
+
+        async def live() -> None:
+            async with client_of(config) as client:
+                await client.start(SandboxSpec(lease_s=1.0))
+
+        reached = await cancelled_at(number, how.kind, live)
+        assert asyncio.all_tasks() == own
+        async with client_of(config) as client:
+            if how.kind == "scope":
+                assert await alive(client) == []
+            await until(client, [])
+            await client.reap()
+        await closed(before)
+        if not reached:
+            break
+
+
+@cases("process")
+async def test_many_starts_pools_and_prefetches(config: ClientConfig, how: How) -> None:
+    """A sandbox that nobody was given is ended; pods of a prefetch are looked for by `config`."""
+    async with checked_client(config) as client:
+
+        async def start_many(held: list[Sandbox]) -> None:
+            held += [one for one in await client.start_many([SandboxSpec()] * 2) if isinstance(one, Sandbox)]
+
+        async def take(held: list[Sandbox]) -> None:
+            async with client.warm_pool(size=1) as pool:
+                held.append(await pool.take())
+
+        async def prefetch(held: list[Sandbox]) -> None:
+            await client.prefetch(["example.com/other:1"])
+
+        for call in (start_many, take, *([prefetch] if isinstance(config, KubernetesConfig) else ())):
+            for number in points(how.every):
+                held: list[Sandbox] = []
+                reached = await cancelled_at(number, how.kind, partial(call, held))
+                # asyncio's cancel goes through shields, and the client's end makes good what it cut off.
+                assert how.kind == "task" or len(await alive(client)) == len(held)
+                for sandbox in held:
+                    await sandbox.stop()
+                if not reached:
+                    break
+
+
+@cases("process")
+async def test_looks_marks_and_guests(config: ClientConfig, how: How) -> None:
+    async with checked_client(config) as client:
+        sandbox = await client.start()
+        session = await sandbox.session()
+        await session.run("X=kept")
+
+        async def mark() -> None:
+            with suppress(ResetRefusedError):  # sessions are open
+                await sandbox.mark_clean()
+
+        async def be_a_guest() -> None:
+            async with await client.attach(sandbox.handle, take_ownership=False) as guest:
+                await guest.info()
+
+        calls: list[Call] = [
+            client.list,
+            client.reap,
+            sandbox.info,
+            sandbox.log,
+            sandbox.renew,
+            session.interrupt,
+            mark,
+            be_a_guest,
+        ]
+        before = len(descriptors())
+        for call in calls:
+            for number in points(how.every):
+                if not await cancelled_at(number, how.kind, call):
+                    break
+            assert (await session.run("echo $X")).stdout == b"kept\n"
+            assert await alive(client) == ["running"]
+        await closed(before + 1)  # a connection of our own may have been made anew beside one that was cut
 
 
 @cases("process")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sandbox_k8s import ClientConfig, KubernetesConfig
+from sandbox_k8s import ClientConfig, KubernetesConfig, LocalConfig, SandboxClient
 from sandbox_k8s.cli import main
 from sandbox_k8s.clock import SystemClock
 from sandbox_k8s.kubernetes import permissions
@@ -15,6 +15,7 @@ from sandbox_k8s.kubernetes.access import ApiAccess
 from sandbox_k8s.kubernetes.api import PodApi
 from sandbox_k8s.kubernetes.config import Injection
 from sandbox_k8s.kubernetes.doctor import admission, capacity
+from sandbox_k8s.kubernetes.doctor.probe import _inside
 from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, RefusalError, why_no_process_pods
 
 pytest.importorskip("kubernetes", reason="the extra sandbox-k8s[kubernetes] is not installed")
@@ -137,6 +138,20 @@ def test_a_real_sandbox_is_started_and_every_way_to_it_tried(doctor: Doctor, clu
     assert [found[name]["verdict"] for name in tried] == ["works"] * len(tried), found
     assert "bash" in found["inside"]["says"]
     assert cluster.pods() == []
+
+
+@pytest.mark.anyio
+async def test_start_up_files_and_the_first_python_are_told(root: Path) -> None:
+    """SWE-agent/mini-swe-agent#773: nobody could tell which Python commands got, and why."""
+    async with SandboxClient.local(LocalConfig(root=root, isolation="process")) as client:
+        sandbox = await client.start()
+        home = (await sandbox.execute("echo $HOME")).stdout_text.strip()
+        await sandbox.write(f"{home}/env/bin/python3", b"#!/bin/sh\n", mode=0o755)
+        await sandbox.write(f"{home}/.bashrc", b"PATH=~/env/bin:$PATH\n")
+        found = await _inside(sandbox, SystemClock())
+    assert found.verdict == "works"
+    assert f", {home}/env/bin/python3, " in found.says
+    assert found.says.endswith(", ~/.bashrc")
 
 
 def test_a_sandbox_that_does_not_start_is_explained(doctor: Doctor, cluster: FakeCluster) -> None:

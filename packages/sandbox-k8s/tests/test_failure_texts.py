@@ -135,6 +135,17 @@ def test_a_launcher_tree_that_is_not_there_is_called_that(number: int) -> None:
     assert "build-tools" not in diagnose(seen).why
 
 
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_a_launcher_tree_that_may_not_be_executed_is_called_that(number: int) -> None:
+    """kubernetes/enhancements#5354, kubernetes/kubernetes#135775: image volumes were mounted noexec."""
+    seen = stage("start-error-permission", number)
+    found = diagnose(changed(seen, ('exec: \\"/bin\\"', 'exec: \\"/opt/sandbox-k8s/lib/ld.so\\"')))
+    assert found.failure == "command_not_executable"
+    assert "what is at /opt/sandbox-k8s may not be executed: " in found.why
+    assert "init_copy" in found.why
+    assert "init_copy" not in diagnose(seen).why
+
+
 def test_a_back_off_that_does_not_say_why_is_explained_by_its_event() -> None:
     """Kubelets before 1.31 wait with the reason ImagePullBackOff and no cause."""
     seen = stage("image-not-found")

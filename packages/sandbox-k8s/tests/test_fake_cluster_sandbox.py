@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
-from sandbox_k8s import FencedError, SandboxClient, SandboxStartError
+from sandbox_k8s import FencedError, PodPlace, SandboxClient, SandboxLostError, SandboxStartError
 from sandbox_k8s.kubernetes.config import Injection, KubernetesConfig
 from sandbox_k8s.testing import FakeCluster, FakeClusterConfig, FaultProxy, Faults, why_no_process_pods
 
@@ -54,6 +55,50 @@ async def test_a_sandbox_lives_is_handed_over_and_ends(cluster: FakeCluster, con
         assert (await taken.execute("echo still")).stdout == b"still\n"
         await taken.stop()
         assert await second.list() == ()
+    assert cluster.pods() == []
+
+
+@pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])
+async def test_a_cluster_whose_clock_is_wrong_costs_no_sandbox(
+    cluster: FakeCluster, connect: Connect, skew_s: float
+) -> None:
+    """Records are in the time of workers, and nothing of a diagnosis compares it with the cluster's."""
+    cluster.skew_clock(skew_s)
+    async with connect(cluster.kubeconfig) as first, connect(cluster.kubeconfig) as second:
+        sandbox = await first.start()
+        await (await sandbox.session()).run("X=kept")
+        taken = await second.attach(await sandbox.detach())
+        assert (await (await taken.session()).run("echo $X")).stdout == b"kept\n"
+        assert await second.reap() == ()
+        assert [info.state for info in await second.list()] == ["running"]
+        assert isinstance(taken.handle.place, PodPlace)
+        cluster.kill_pod(taken.handle.place.pod, "Evicted")
+        with pytest.raises(SandboxLostError) as lost:
+            await taken.execute("sleep 60")
+        assert lost.value.diagnosis is not None
+        assert lost.value.diagnosis.failure == "evicted_storage_limit"
+        with anyio.fail_after(10):
+            while not (reaped := await second.reap()):
+                pass  # its kubelet tells its end a moment after the event
+        assert [one.why for one in reaped] == ["its launcher ended"]
+
+
+async def test_a_stop_that_no_node_confirms_is_an_error(
+    cluster: FakeCluster, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kubernetes-sigs/agent-sandbox#1388: that a deletion had failed was logged, and the caller not told."""
+    async with connect(cluster.kubeconfig) as client:
+        sandbox = await client.start()
+        cluster.lose_node()
+        with monkeypatch.context() as change:
+            change.setattr("sandbox_k8s.kubernetes.owners._GONE_S", 0.2)
+            with pytest.raises(SandboxLostError, match="its node did not confirm its end") as lost:
+                await sandbox.stop()
+        assert lost.value.retryable
+        assert client.stats.stopped == 0
+        cluster.find_node()
+        await sandbox.stop()
+        assert client.stats.stopped == 1
     assert cluster.pods() == []
 
 

@@ -170,6 +170,37 @@ def test_importing_loads_nothing_heavy() -> None:
     assert loaded & heavy == set()
 
 
+IMPORTS = """
+import asyncio.events, importlib.util, logging, os, signal, socket, sys, threading
+
+def state():
+    root = logging.getLogger()
+    return {
+        "policy": asyncio.events._event_loop_policy,
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "threads": threading.active_count(),
+        "logging": (root.level, list(root.handlers), list(logging.getLogger("sandbox_k8s").handlers)),
+        "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook),
+        "environment": dict(os.environ),
+        "sockets": socket.getdefaulttimeout(),
+    }
+
+before = state()
+import sandbox_k8s, sandbox_k8s.cli, sandbox_k8s.kubernetes.backend, sandbox_k8s.testing
+if importlib.util.find_spec("swerex"):
+    import swerex.deployment.abstract, swerex.runtime.remote
+    before["logging"] = state()["logging"]
+    import sandbox_k8s.swerex
+print([name for name, value in state().items() if value != before[name]])
+"""
+
+
+def test_importing_changes_nothing_of_the_process() -> None:
+    """siiRL's adapter set the event loop policy of everybody who imported it."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_the_launcher_needs_the_standard_library_only() -> None:
     launcher = Path(sys.modules["sandbox_k8s"].__file__ or "").parent
     load = "import launcher.server, launcher.keeper; print(*sys.modules)"

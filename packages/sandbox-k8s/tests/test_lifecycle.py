@@ -1,6 +1,7 @@
 """Beginnings and ends: leases, owners, crashes; nothing is ever left."""
 
 import json
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -88,6 +89,7 @@ async def test_cancellation_while_starting_leaves_nothing(make_client, after_s: 
         assert states in ([], ["running"], ["dead"])  # a pod that is being deleted is still listed
 
 
+@pytest.mark.original("A-resume-shell", "A-k8s-handle")
 async def test_detach_and_attach_in_another_process_with_the_shell_intact(
     config: ClientConfig, make_client, script
 ) -> None:
@@ -125,9 +127,12 @@ anyio.run(main)
 """
 
 
-async def test_the_older_owner_is_fenced_and_its_command_ends(make_client) -> None:
+async def test_the_older_owner_is_fenced_and_its_command_ends(make_client, tmp_path: Path) -> None:
+    """It gets an error, not a shell: from its session, too."""
     async with make_client() as old, make_client() as new:
         sandbox = await old.start()
+        session = await sandbox.session()
+        await session.run("X=kept")
         outcome: list[BaseException] = []
         async with anyio.create_task_group() as tasks:
 
@@ -146,6 +151,12 @@ async def test_the_older_owner_is_fenced_and_its_command_ends(make_client) -> No
             sandbox.read("begun"),
             sandbox.renew(),
             sandbox.write("x", b""),
+            sandbox.upload(tmp_path, "y"),
+            sandbox.download("begun", tmp_path / "z"),
+            sandbox.session("another"),
+            session.run("touch mine; X=mine"),
+            session.interrupt(),
+            session.close(),
         ):
             with pytest.raises(FencedError):
                 await call
@@ -153,12 +164,19 @@ async def test_the_older_owner_is_fenced_and_its_command_ends(make_client) -> No
             await sandbox.stop()
         with pytest.raises(FencedError):
             await sandbox.detach()
+        assert names(tmp_path) == []
         assert (await taken.execute("ls")).stdout == b"begun\n"
+        assert (await (await taken.session()).run("echo $X")).stdout == b"kept\n"
+        assert (await taken.info())["sessions"] == {"default": True}
         again = await old.attach(sandbox.handle)
         assert again.handle.epoch == 3
         with pytest.raises(FencedError):
             await taken.execute("true")
     assert (old.stats.stopped, new.stats.stopped) == (1, 0)
+
+
+def names(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()]
 
 
 async def test_a_guest_runs_beside_the_owner_and_cannot_stop(client: SandboxClient) -> None:

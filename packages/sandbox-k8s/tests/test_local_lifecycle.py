@@ -135,6 +135,7 @@ async def test_kill_9_of_the_launcher_is_a_named_error(client: SandboxClient, ke
     assert not folder.exists()
 
 
+@pytest.mark.original("A-k8s-secret")
 async def test_handles_and_folders_hold_no_secret(client: SandboxClient) -> None:
     sandbox = await client.start()
     root = backend_of(client).store.root

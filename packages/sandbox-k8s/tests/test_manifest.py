@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox_k8s import ConfigError, Injection, KubernetesConfig, SandboxSpec
+from sandbox_k8s import ConfigError, Injection, KubernetesConfig, PodPlace, SandboxHandle, SandboxSpec
 from sandbox_k8s.kubernetes import records
 from sandbox_k8s.kubernetes.manifest import pod_manifest
 
@@ -117,6 +117,28 @@ def test_the_record_in_the_annotations_comes_back(spec: SandboxSpec, config: Kub
     assert (held.handle.labels, held.handle.epoch, held.handle.sandbox_id) == (spec.labels, 1, "0" * 16)
     assert (held.state, held.expires_ns, held.resource_version, held.ended) == ("running", 2, "7", False)
     assert len(held.handle.to_json()) < 4096
+
+
+def test_the_handle_tells_which_run_of_the_container_and_which_image_it_is_of() -> None:
+    pod = manifest(SandboxSpec(image="python:3.12"), KubernetesConfig(injection=Injection(kind="baked")))
+    sidecar = {"name": "proxy", "restartCount": 9, "imageID": "example.com/proxy@sha256:9"}
+    own = {"name": "sandbox", "restartCount": 2, "imageID": "docker.io/library/python@sha256:ab"}
+    pod["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    pod["status"] = {"containerStatuses": [sidecar, own]}
+    handle = records.read_record(pod, "c").handle
+    assert isinstance(handle.place, PodPlace)
+    assert (handle.place.uid, handle.place.restart_count, handle.place.image_digest) == ("u", 2, "sha256:ab")
+    assert SandboxHandle.from_json(handle.to_json()) == handle
+
+
+@pytest.mark.parametrize("state", ["suspended", "snapshot", "of a later release"])
+def test_a_state_that_this_release_does_not_know_is_not_taken_for_running(state: str) -> None:
+    """The first two are reserved; a reaper leaves such a pod alone until it ends."""
+    pod = manifest(SandboxSpec(image="python:3.12"), KubernetesConfig(injection=Injection(kind="baked")))
+    pod["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    pod["metadata"]["annotations"][records.STATE] = state
+    with pytest.raises(ConfigError, match=f"is in state '{state}'"):
+        records.read_record(pod, "c")
 
 
 def test_pip_comes_from_the_sandboxs_own_image_and_brings_this_version() -> None:

@@ -181,6 +181,7 @@ async def test_ways_that_a_runtime_does_not_have_are_all_named(
         assert (client.stats.pod_ip, client.stats.port_forward) == (1, 0)
         backend = backend_of(client)
         backend._paths.chosen = None
+        backend._paths._config = msgspec.structs.replace(pods, runtime_class="gvisor")
         pod = await backend.api.get(pod_of(sandbox).pod)
         pod["metadata"]["name"], pod["status"]["podIP"] = "no-such-pod", "127.255.255.254"
         with pytest.raises(SandboxLostError, match="no way leads") as lost:
@@ -191,6 +192,8 @@ async def test_ways_that_a_runtime_does_not_have_are_all_named(
             "api_proxy",
             "port_forward",
         ]
+        assert "runtime class 'gvisor' may have no port-forward" in lost.value.evidence
+        assert "data_path='api_proxy' or 'pod_ip'" in lost.value.evidence
 
 
 @in_a_fake_pod

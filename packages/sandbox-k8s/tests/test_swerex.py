@@ -67,15 +67,18 @@ def on_disk(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-async def test_is_alive_also_while_a_command_runs(runtime: RemoteRuntime) -> None:
+async def test_is_alive_also_while_a_command_runs(runtime: RemoteRuntime, tmp_path: Path) -> None:
     """The reference server answers neither question until the command has ended."""
     await runtime.create_session(CreateBashSessionRequest())
+    waits = f"until [ -e {tmp_path}/go ]; do sleep 0.01; done"
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(runtime.execute, Command(command="sleep 0.5", shell=True))
-        tasks.start_soon(runtime.run_in_session, BashAction(command="sleep 0.5"))
-        asked = time.monotonic()
+        alone = Command(command=f"touch {tmp_path}/one; {waits}", shell=True, timeout=20)
+        tasks.start_soon(runtime.execute, alone)
+        tasks.start_soon(runtime.run_in_session, BashAction(command=f"touch {tmp_path}/two; {waits}"))
+        both = f"until [ -e {tmp_path}/one ] && [ -e {tmp_path}/two ]; do sleep 0.01; done"
+        await runtime.execute(Command(command=both, shell=True, timeout=20, check=True))
         assert await runtime.is_alive(timeout=5)
-        assert time.monotonic() - asked < 0.4
+        await runtime.write_file(WriteFileRequest(path=f"{tmp_path}/go", content=""))
 
 
 async def test_session(runtime: RemoteRuntime) -> None:

@@ -91,7 +91,7 @@ def bash(command: str, **options: Any) -> BashAction:
 
 
 async def test_the_life_of_a_deployment(local: LocalConfig) -> None:
-    """SWE-agent/SWE-ReX#269: a deployment like the others."""
+    """SWE-agent/SWE-ReX#269, SWE-agent/SWE-agent#862: a deployment like the others."""
     config = K8sDeploymentConfig.model_validate(
         {"local": {"root": str(local.root), "isolation": "process"}, "sandbox": {"env": {"A": "1"}}}
     )

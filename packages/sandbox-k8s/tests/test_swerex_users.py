@@ -1,4 +1,4 @@
-"""SWE-agent and mini-swe-agent, unmodified, with a `K8sDeployment` of this machine."""
+"""SWE-agent and mini-swe-agent, unmodified, with a `K8sDeployment`."""
 
 import asyncio
 from importlib.metadata import distributions
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_k8s import LocalConfig
+from sandbox_k8s import ClientConfig, KubernetesConfig, LocalConfig
 
 pytest.importorskip("swerex.runtime.remote", reason="needs the extra sandbox-k8s[swerex]")
 
@@ -18,7 +18,10 @@ def local(root: Path) -> LocalConfig:
     return LocalConfig(root=root, isolation="process", grace_s=0.3)
 
 
-def test_mini_swe_agent(local: LocalConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "place", ["process", "fake", pytest.param("kubernetes", marks=pytest.mark.cluster)], indirect=True
+)
+def test_mini_swe_agent(config: ClientConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
     reason = "needs mini-swe-agent"
     module = pytest.importorskip("minisweagent.environments.extra.swerex_docker", reason=reason)
@@ -30,7 +33,8 @@ def test_mini_swe_agent(local: LocalConfig, monkeypatch: pytest.MonkeyPatch) -> 
             self.deployment = deployment
             asyncio.run(self.deployment.start())
 
-    environment = K8sEnvironment(K8sDeployment(local=local), image="", cwd="/", timeout=5)
+    place = "kubernetes" if isinstance(config, KubernetesConfig) else "local"
+    environment = K8sEnvironment(K8sDeployment(**{place: config}), image="", cwd="/", timeout=5)
     asked = {"command": "pwd; echo err >&2; exit 3"}
     assert environment.execute(asked) == {"output": "/\nerr\n", "returncode": 3, "exception_info": ""}
     late = environment.execute({"command": "sleep 30"}, timeout=1)

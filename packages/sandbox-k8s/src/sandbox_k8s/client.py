@@ -105,36 +105,48 @@ class SandboxClient:
         async with AsyncExitStack() as opening:
             await opening.enter_async_context(self._backend.opened())
             self._tasks = await opening.enter_async_context(anyio.create_task_group())
+            opening.callback(self._tasks.cancel_scope.cancel)
             self._owned = OwnedSandboxes(self._tasks, self._backend, self.stats)
             self._stalls = StallWatch(self._tasks, self.stats)
             self._arrivals = Arrivals()
             self._guests: list[Sandbox] = []
+            opening.push_async_callback(self._close_connections)
             self._opening = opening.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = self._opened()
+        self._opened()
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._stop_owned()
+        finally:
+            # Also when asyncio's own cancel, which goes through shields, has cut that off: what is left must
+            # be renewed no more. Not the block's exception: the group would wrap it, and callers catch
+            # SandboxError, not groups.
+            self._tasks = None
+            await self._opening.__aexit__(None, None, None)
+
+    async def _stop_owned(self) -> None:
+        with anyio.move_on_after(self.config.stop_timeout_s):
+            await self._arrivals.end()
+        with anyio.move_on_after(self.config.stop_timeout_s + _STOP_EACH_S * len(tuple(self._owned))):
+            async with anyio.create_task_group() as stopping:
+                for number, owned in enumerate(self._owned, 1):
+                    stopping.start_soon(self._stop_at_exit, owned.sandbox)
+                    if number % _STOPS_PER_TURN == 0:
+                        await anyio.lowlevel.checkpoint()  # a thousand at once would hold up the loop
+
+    async def _close_connections(self) -> None:
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(self.config.stop_timeout_s):
-                await self._arrivals.end()
-            with anyio.move_on_after(self.config.stop_timeout_s + _STOP_EACH_S * len(tuple(self._owned))):
-                async with anyio.create_task_group() as stopping:
-                    for number, owned in enumerate(self._owned, 1):
-                        stopping.start_soon(self._stop_at_exit, owned.sandbox)
-                        if number % _STOPS_PER_TURN == 0:
-                            await anyio.lowlevel.checkpoint()  # a thousand at once would hold up the loop
-            for owned in self._owned:
-                self.stats.stop_failures += 1
-                _log.warning("sandbox %s did not confirm its end; its lease ends it", owned.sandbox.id)
-                await self._owned.forget(owned)
-            for guest in self._guests:
-                await guest.launcher.close()
-        self._tasks = None
-        tasks.cancel_scope.cancel()
-        # Not the block's exception: the group would wrap it, and callers catch SandboxError, not groups.
-        await self._opening.__aexit__(None, None, None)
+            async with AsyncExitStack() as closing:  # which goes on with the others when one is cut off
+                for guest in self._guests:
+                    closing.push_async_callback(guest.launcher.close)
+                for owned in self._owned:
+                    self.stats.stop_failures += 1
+                    _log.warning("sandbox %s did not confirm its end; its lease ends it", owned.sandbox.id)
+                    closing.push_async_callback(self._owned.forget, owned)
 
     async def start(self, spec: SandboxSpec | None = None) -> Sandbox:
         """Start a sandbox. Cancelled or failed, it leaves nothing behind.

@@ -38,7 +38,7 @@ _NEAREST: tuple[tuple[str, FailureName], ...] = (
 _UNKNOWN = "ContainerStatusUnknown"
 _NEVER_STARTED = ("StartError", "ContainerCannotRun")
 _KILLED_BY_PROBE = re.compile(r"failed (liveness|startup) probe")
-_NO_LOADER = re.compile(rf'exec: "(/[^"]*)/{re.escape(LOADER)}".*no such file')
+_LOADER = re.compile(rf'exec: "(/[^"]*)/{re.escape(LOADER)}".*(no such file|permission denied)')
 _SIGKILL, _SIGTERM = 137, 143
 _RESOLUTION_S = 1.0  # of the API's time stamps
 # A process that dies within a second may show two.
@@ -199,12 +199,17 @@ def _of_waiting(signs: Signs, status: ContainerStatus, state: Waiting) -> Diagno
 
 
 def _tree_hint(message: str | None) -> str:
-    """What a launcher's tree that is not there means: the runtime names a file that users do not know."""
-    missing = _NO_LOADER.search(message or "")
-    if missing is None:
+    """What it means that a launcher's tree does not run: the runtime names a file that users do not know."""
+    found = _LOADER.search(message or "")
+    if found is None:
         return ""
+    if found[2] == "permission denied":
+        return (
+            f"; what is at {found[1]} may not be executed: some container runtimes mount image volumes "
+            "noexec, then take Injection(kind='init_copy'); or the tree lost its modes"
+        )
     return (
-        f"; there is no tree of `sandbox-k8s build-tools` at {missing[1]}: the tools image is another one, "
+        f"; there is no tree of `sandbox-k8s build-tools` at {found[1]}: the tools image is another one, "
         "or the image is not baked (see Injection)"
     )
 

@@ -144,9 +144,17 @@ class DataPaths:
         launcher = client(await self._route(path, pod))
         try:
             await launcher.answers(within_s)
-        except BaseException:
+        except BaseException as problem:
             with anyio.CancelScope(shield=True):
                 await launcher.close()
+            runtime = self._config.runtime_class
+            if isinstance(problem, SandboxLostError) and path == "port_forward" and runtime:
+                raise SandboxLostError(
+                    f"{problem.args[0]}; runtime class {runtime!r} may have no port-forward, as gVisor and "
+                    "Kata: take data_path='api_proxy' or 'pod_ip'",
+                    evidence=problem.evidence,
+                    diagnosis=problem.diagnosis,
+                ) from problem
             raise
         self._count(path)
         return launcher

@@ -83,13 +83,18 @@ def read_record(pod: Mapping[str, Any], cluster: str) -> PodRecord:
         said = annotations_of(pod)
         record = msgspec.json.decode(said[RECORD], type=Record)
         epoch, expires_ns = int(said[EPOCH]), int(said[EXPIRES])
-        state: Literal["running", "detached"] = "detached" if said[STATE] == "detached" else "running"
+        state = said[STATE]
         sandbox_id: str = metadata["labels"][SANDBOX]
     except (KeyError, ValueError, msgspec.MsgspecError) as problem:
         raise ConfigError(
             f"pod {metadata.get('namespace')}/{metadata.get('name')} carries no record of a sandbox: "
             f"{type(problem).__name__}: {problem}"
         ) from problem
+    if state not in ("running", "detached"):
+        raise ConfigError(
+            f"the sandbox of pod {metadata.get('namespace')}/{metadata.get('name')} is in state {state!r}, "
+            "which this release does not know"
+        )
     status: Mapping[str, Any] = pod.get("status", {})
     handle = SandboxHandle(
         place=place_of(pod, cluster),
