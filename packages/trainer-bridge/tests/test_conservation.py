@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from trainer_bridge import ReceiverConfig
+from trainer_bridge.ends import BEFORE_CHECKPOINT
 from trainer_bridge.errors import ErrorCode
 from trainer_bridge.memory_transport import MemoryServer
 from trainer_bridge.messages import RunState
@@ -389,6 +390,25 @@ def run(machine: Callable[[], RuleBasedStateMachine], **more: Any) -> None:
 
 def test_every_rollout_is_in_one_place() -> None:
     run(Conservation, max_examples=50, stateful_step_count=40)
+
+
+def test_what_was_dropped_before_a_checkpoint_and_comes_ahead_of_it_is_counted_once() -> None:
+    """Found by the long runs: two rollouts were stale, and came again before the checkpoint was loaded."""
+    state = Conservation()
+    state.begin(window=6, queue=6, staleness=3, groups=[[0, 0], [0]])
+    state.control(state="drain")
+    state.live(groups=0, members=[0, 0, 0], rounds=2, told=False)
+    for _ in range(2):
+        state.live(groups=0, members=[0], rounds=1, told=False)
+    state.lease(groups=0)
+    state.train()
+    state.lease(groups=0)
+    state.save(told=False)
+    assert state.trainer.dropped == 2
+    state.kill_the_trainer(back=0, early=2, quietly=False)
+    state.it_adds_up()
+    assert state.trainer.dropped == state.trainer.pool.meter.dropped[BEFORE_CHECKPOINT] == 2
+    state.teardown()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import msgspec
 from trainer_bridge import ReceiverConfig
 from trainer_bridge.checkpoint import ReceiverState
 from trainer_bridge.control import ControlBoard
+from trainer_bridge.ends import BEFORE_CHECKPOINT
 from trainer_bridge.member import Member
 from trainer_bridge.memory_transport import MemoryServer
 from trainer_bridge.messages import Credit, Message, Welcome
@@ -138,7 +139,9 @@ class Trainer(SessionReceiver):
 
     @property
     def dropped(self) -> int:
-        return self.dropped_before + sum(self.pool.meter.dropped.values())
+        """In all its lives. Those that came again, ahead of the checkpoint, were counted then."""
+        again = self.pool.meter.dropped.get(BEFORE_CHECKPOINT, 0)
+        return self.dropped_before + sum(self.pool.meter.dropped.values()) - again
 
     def load(self, checkpoint: Checkpoint, now_s: float) -> None:
         self.weights = list(checkpoint.weights)

@@ -48,6 +48,7 @@ def kept_of(batch: Batch[Any], place: int) -> list[int]:
     return batch.kept.ids[batch.kept.offsets[place] : batch.kept.offsets[place + 1]].tolist()
 
 
+@pytest.mark.original("B-postprocess")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_padded_and_packed_agree_token_by_token(sample: Build, data: st.DataObject) -> None:
