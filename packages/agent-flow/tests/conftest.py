@@ -1,6 +1,7 @@
 """Shared by this package's tests: the quickstart example of the repository and ways to run the command."""
 
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -10,7 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
+import tomli_w
 from agent_flow.cli import main
+from agent_flow.environments.repository import build_repository
 from token_tracking import load_tokenizer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "quickstart"
@@ -159,6 +162,110 @@ def own_agent(tmp_path, monkeypatch, capfd, qwen_tokenizer):
     (folder / "run.toml").write_text(text.replace("reward_timeout_s = 10", "reward_wait_s = 0.001"))
     yield copy
     sys.modules.pop(copy.module, None)
+
+
+DEMO_TESTS = """import unittest
+
+import answer
+
+
+class AnswerTests(unittest.TestCase):
+    def test_it(self):
+        self.assertEqual(answer.ANSWER, 42)
+"""
+DEMO_TEST_PATCH = f"""diff --git a/test_answer.py b/test_answer.py
+new file mode 100644
+--- /dev/null
++++ b/test_answer.py
+@@ -0,0 +1,{DEMO_TESTS.count(chr(10))} @@
+""" + "".join(f"+{line}\n" for line in DEMO_TESTS.splitlines())
+
+
+class ScriptedRun:
+    """One run of small tasks about a small repository, each with turns of its own; see `scripted.py`.
+
+    `answer.py` of the repository says `ANSWER = 41`, and the test wants 42.
+    """
+
+    def __init__(self, folder: Path, capfd) -> None:
+        self.folder = folder
+        self._capfd = capfd
+        self._commits = {}
+        self.config = {
+            "name": "scripted",
+            "run_dir": str(folder / "runs"),
+            "python_path": [str(Path(__file__).parent)],
+            "tasks": {"path": "tasks.jsonl"},
+            "model": {"tokenizer": "qwen-tokenizer:qwen3", "chat_template": str(EXAMPLE / "qwen3.jinja")},
+            "engine": {"provider": "scripted:Scripted", "recordings": "recordings"},
+            "agent": {"provider": "minisweagent", "step_limit": 4},
+            "environment": {"provider": "local"},
+            "runtime": {
+                "provider": "command",
+                "repos": "repos",
+                "test_command": "python3 -m unittest -v {tests}",
+            },
+            "worker": {"max_rollouts": 3},
+        }
+
+    def task(self, name: str, turns, *, repo: str = "demo", **columns) -> None:
+        """Add a task; a turn is text or what else a recording may hold. Columns as of a row."""
+        row = {
+            "instance_id": name,
+            "repo": repo,
+            "base_commit": self._commit(repo),
+            "problem_statement": "It is 42, not 41.",
+            "FAIL_TO_PASS": ["test_answer.AnswerTests.test_it"],
+            "test_patch": DEMO_TEST_PATCH,
+            **columns,
+        }
+        with (self.folder / "tasks.jsonl").open("a") as tasks:
+            tasks.write(json.dumps(row) + "\n")
+        recording = {
+            "kind": "agent-flow-recording",
+            "version": 1,
+            "source": "written for this test",
+            "instance_id": name,
+            "rollouts": [{"turns": [turn if isinstance(turn, dict) else {"text": turn} for turn in turns]}],
+        }
+        (self.folder / "recordings").mkdir(exist_ok=True)
+        (self.folder / "recordings" / f"{name}.json").write_text(json.dumps(recording))
+
+    def _commit(self, repo: str) -> str:
+        if repo not in self._commits:
+            source = self.folder / "repos" / repo
+            source.mkdir(parents=True)
+            (source / "answer.py").write_text("ANSWER = 41\n")
+            self._commits[repo] = build_repository(source, self.folder / f"built-{repo}", repo)
+        return self._commits[repo]
+
+    def file(self, **sections) -> Path:
+        """The configuration, with sections replaced."""
+        path = self.folder / "run.toml"
+        path.write_text(tomli_w.dumps(self.config | sections))
+        return path
+
+    def run(self, command: str = "run", env=None, **sections) -> Finished:
+        """Call `agent-flow run` (or `eval`): in this process, or with `env` in one of its own."""
+        path = self.file(**sections)
+        if env is not None:
+            return agent_flow(command, path, "--json", cwd=self.folder, timeout=280, env=env)
+        code = main([command, str(path), "--json"])
+        said = self._capfd.readouterr()
+        return Finished(code, said.out, said.err, [json.loads(line) for line in said.out.splitlines()])
+
+
+@pytest.fixture
+def scripted_run(tmp_path, monkeypatch, capfd, qwen_tokenizer):
+    """A `ScriptedRun` without tasks."""
+    monkeypatch.setattr("agent_flow.run.tokenizer_of", lambda file: qwen_tokenizer)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    folder = tmp_path / "scripted"
+    folder.mkdir()
+    run = ScriptedRun(folder, capfd)
+    run.providers = importlib.import_module("scripted")
+    yield run
+    sys.modules.pop("scripted")
 
 
 NUMBERED = '''

@@ -59,6 +59,7 @@ def test_a_value_of_the_wrong_type_in_a_providers_section(project, refused):
     assert "agent.step_limit: expected `int`, got `str`" in said
 
 
+@pytest.mark.original("A-needs-tokenizer")
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

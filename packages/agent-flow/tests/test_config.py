@@ -63,6 +63,7 @@ def test_defaults_and_relative_paths(tmp_path):
     assert file.resolve("tasks.jsonl") == tmp_path.resolve() / "tasks.jsonl"
 
 
+@pytest.mark.original("A-model-named")
 @pytest.mark.parametrize(
     ("old", "new", "said", "line"),
     [
@@ -199,6 +200,7 @@ def test_the_resolved_configuration_works_from_anywhere(tmp_path):
     assert again.run.agent == file.run.agent
 
 
+@pytest.mark.original("A-config-kept")
 def test_values_from_python_stay_as_they_are(tmp_path):
     values = yaml.safe_load(GOOD_YAML)
     values["agent"]["options"] = {"deep": [{"er": 1}]}

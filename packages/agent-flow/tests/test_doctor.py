@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 import socket
 import sys
@@ -27,6 +28,7 @@ import contextlib, logging
 import anyio, msgspec
 from agent_flow.errors import EnvError
 from agent_flow.protocols import CommandOutput
+from agent_flow.runtimes.command import CommandRuntime
 
 class Engine:
     class Config(msgspec.Struct):
@@ -89,6 +91,12 @@ class Boxes:
         if self.breaks == "true": answers["true"] = (None, "", "")
         if self.breaks == "hangs": await anyio.sleep_forever()
         yield Box(answers)
+
+class Graders(CommandRuntime):
+    def __init__(self, config, context):
+        super().__init__(config, context)
+        self.own = Boxes(Boxes.Config(breaks="open"), context)
+    def graders_environments(self): return self.own
 """
 
 
@@ -272,7 +280,7 @@ def test_a_template_for_each_set_of_arguments(edit, project, looked):
     ("check", "old", "new", "words"),
     [
         ("agent", "minisweagent", "minisweagnt", "unknown agent provider"),
-        ("agent", "minisweagent", "litellm_agent", "is not in this version"),
+        ("engine", '"replay"', '"vllm"', "is not in this version"),
         ("grader", "{tests}", "", "has no {tests}"),
         ("engine", '"recordings"', '"gone"', "no such folder of recordings"),
         ("disk", "/runs", "/run.toml/runs", "cannot be written"),
@@ -350,6 +358,14 @@ def test_sandbox(edit, looked, breaks, state, words):
         assert "python3 is /usr/bin/python3, BASH_ENV is /etc/env, ~/.bashrc is there" in found[-1].text
 
 
+def test_the_graders_own_sandboxes_are_tried_too(edit, looked):
+    edit('provider = "local"', 'provider = "parts_of_test_doctor:Boxes"')
+    edit('provider = "command"', 'provider = "parts_of_test_doctor:Graders"')
+    found = looked("grader", "tasks", "sandbox")
+    assert [state for state, _, _ in said(found, "sandbox")] == ["ok", "fail"]
+    assert "no such image" in found[-1].text
+
+
 def test_a_sandbox_without_tasks_gets_a_repository_of_the_doctors_own(edit, looked):
     edit('path = "tasks.jsonl"', 'path = "gone.jsonl"')
     found = looked("grader", "tasks", "sandbox")
@@ -389,6 +405,7 @@ def test_no_temporary_folder_and_no_room(looked, monkeypatch):
         assert {found_state for found_state, _, _ in said(looked("disk"), "disk")} == {state}
 
 
+@pytest.mark.original("A-reward-without-sandbox")
 def test_a_flow_without_agent_runtime_and_environment(project, edit, looked):
     (project / "lib" / "parts_of_test_doctor.py").write_text(
         PARTS
@@ -429,6 +446,31 @@ def test_yaml(project, capsys):
     assert main(["doctor", str(project / "run.yaml")]) == 3
     line = rows.index("  step_limt: 8") + 1
     assert f"run.yaml:{line}: unknown key 'agent.step_limt'" in " ".join(capsys.readouterr().out.split())
+
+
+LITELLM = 'provider = "litellm_agent"\nmodel = "openai/m"\napi_base = "http://127.0.0.1:9/v1"\n'
+
+
+@pytest.mark.parametrize("section", ["agent", "eval.agent"])
+def test_a_file_for_evaluations_alone_is_judged_as_such(project, capsys, monkeypatch, section):
+    monkeypatch.chdir(project)
+    text = (project / "run.toml").read_text()
+    for name in ("engine", "agent"):
+        text = re.sub(rf"(?ms)^\[{name}\]\n.*?\n\n", "", text)
+    (project / "run.toml").write_text(f"{text}\n[{section}]\n{LITELLM}")
+    assert main(["doctor", "run.toml"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "an evaluation can start" in said
+    assert said.endswith("agent-flow eval run.toml")
+    assert "none is asked: the agent brings a model of its own" in said
+    assert "bridge" not in said.partition("config")[2]
+    assert main(["doctor", "run.toml", "--json"]) == 0
+    assert "evaluation only: agent-flow eval" in capsys.readouterr().out
+    (project / "run.toml").write_text(f"{text}\n[{section}]\n{LITELLM}cost_limit = 1.0\n")
+    assert main(["doctor", "run.toml"]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "litellm knows no price of openai/m" in said
+    assert "would stop an evaluation" in said
 
 
 def test_secrets_are_never_printed(project, edit, capsys, monkeypatch):

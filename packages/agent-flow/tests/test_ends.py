@@ -81,6 +81,7 @@ def scratch():
         yield Path(folder)
 
 
+@pytest.mark.original("A-raised", "A-one-end")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_and_the_journal_says_what_was_cut(tmp_path, scratch, number):

@@ -42,7 +42,7 @@ def test_failures_of_the_infrastructure_stand_apart():
         row("b", dropped="environment/start", fault="infra"),
         row("b", dropped="environment/start", fault="infra"),
         row("c", note="grader/unreadable: no verdict"),
-        row("c", dropped="flow/generate_timeout", fault="agent", exit_status=""),
+        row("c", dropped="flow/reward_timeout", fault="infra", exit_status=""),
     ]
     found = summarise(["a", "b", "c"], rows, rollouts_per_task=4, pass_reward=1.0, seconds=3.0)
     assert found.mean_reward == pytest.approx((0.5 + 0.75) / 2)
@@ -52,7 +52,7 @@ def test_failures_of_the_infrastructure_stand_apart():
     assert found.not_graded == {
         "environment/start (infra)": 2,
         "Submitted: grader/unreadable": 1,
-        "flow/generate_timeout (agent)": 1,
+        "flow/reward_timeout (infra)": 1,
     }
     assert [(score.task, score.graded, score.passed, score.not_graded) for score in found.per_task] == [
         ("a", 4, 2, 0),
@@ -120,7 +120,7 @@ def test_its_own_section_says_what_is_other_than_in_a_run(own_agent):
     assert done.summary["mean_reward"] == pytest.approx((1 + 1 / 4) / 2)
     assert done.summary["pass_at"] == {"1": 1.0, "2": 1.0, "4": 1.0}
     assert done.summary["per_task"] == [
-        {"task": "guess-50", "graded": 4, "passed": 4, "mean_reward": 0.625, "not_graded": 0}
+        {"task": "guess-50", "graded": 4, "failed": 0, "passed": 4, "mean_reward": 0.625, "not_graded": 0}
     ]
     used = (done.folder / "run.toml").read_text()
     assert 'path = "heldout.jsonl"' in used
@@ -212,6 +212,7 @@ class Own:
 '''
 
 
+@pytest.mark.original("A-eval-agent")
 @pytest.mark.parametrize(
     ("section", "agent"),
     [

@@ -189,6 +189,14 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "run.toml").read_text() == before
 
 
+@pytest.mark.parametrize(("agent", "command"), [("minisweagent", "run"), ("litellm_agent", "eval")])
+def test_it_names_the_command_that_takes_the_file(tmp_path, monkeypatch, capsys, agent, command):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--agent", agent]) == 0
+    assert f"agent-flow {command} run.toml" in capsys.readouterr().out.splitlines()[-1]
+    assert f": agent-flow {command} run.toml" in (tmp_path / "run.toml").read_text().splitlines()[0]
+
+
 def test_a_provider_that_is_not_there_and_a_folder_that_cannot_be_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--engine", "vlmm"]) == 2

@@ -88,6 +88,7 @@ def stop(template):
     return min(template.stop_ids)
 
 
+@pytest.mark.original("A-budget-after-abort")
 async def test_a_turn_goes_on_with_what_is_left_of_its_budget(made, template, text, stop):
     engine = Given((text[:4], "abort"), (text[4:5], "abort"), ([stop], "stop"), ([stop], "stop"))
     model, conversation, _ = made(engine)
@@ -103,6 +104,7 @@ async def test_a_turn_goes_on_with_what_is_left_of_its_budget(made, template, te
     assert engine.requests[-1].max_new_tokens == 20
 
 
+@pytest.mark.original("B-generate-limit-0")
 @pytest.mark.parametrize("budget", [4, 3])
 async def test_a_turn_without_budget_is_over(made, text, stop, budget):
     engine = Given((text[:4], "abort"), ([stop], "stop"))
@@ -141,6 +143,7 @@ async def test_a_second_turn_at_once_is_refused(made, text, stop):
     await model.ask([*ASKED, answers[0], *OTHER])  # one after the other is what it is for
 
 
+@pytest.mark.original("A-commit-once")
 async def test_a_turn_that_failed_does_not_bar_the_next(made, stop):
     engine = Given(([], "abort"), ([stop], "stop"))
     model, conversation, _ = made(engine)

@@ -74,6 +74,7 @@ def samples_of(run):
     return list(read_samples(run.folder))
 
 
+@pytest.mark.original("A-reward-without-sandbox")
 def test_a_question_and_an_answer_need_no_class(own_agent):
     own_agent.config(*PLAIN, ("rollouts_per_task = 2", "rollouts_per_task = 1"))
     own_agent.source("def efficient(episode): return 1.0 if '50' in episode.text else 0.0")
@@ -120,6 +121,7 @@ def test_each_turn_can_have_a_reward_of_its_own(own_agent):
         )
 
 
+@pytest.mark.original("A-reward-infrastructure")
 @pytest.mark.parametrize(
     ("body", "reason", "drops"),
     [

@@ -86,6 +86,7 @@ def apply(repository: Path, patch: bytes, target: Path) -> Path:
     return target
 
 
+@pytest.mark.original("A-backfill-patch", "A-diff")
 async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path, repository):
     """SWE-bench_Pro-os#74 (a binary stub broke the whole patch), deepagents#2879 (CRLF), commits."""
     repo, commit = repository
@@ -123,6 +124,7 @@ async def test_everything_an_agent_can_change_is_in_the_patch(example, tmp_path,
     assert (done / "build/kept.py").exists(), "an ignored file that the agent staged itself is work"
 
 
+@pytest.mark.original("A-diff")
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -99,6 +99,7 @@ def refused(kind, context):
     return str(caught.value)
 
 
+@pytest.mark.original("A-builtin-providers", "B-backends")
 @pytest.mark.parametrize(("kind", "name"), NAMES)
 def test_every_name_of_the_originals_is_known(kind, name):
     builtin, absent = BUILTIN_PROVIDERS[kind].get(name), NOT_IN_THIS_VERSION[kind].get(name)
@@ -111,6 +112,7 @@ def test_every_name_of_the_originals_is_known(kind, name):
         assert absent in BUILTIN_PROVIDERS[kind]
 
 
+@pytest.mark.original("A-provider-loads")
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind, names in BUILTIN_PROVIDERS.items() for name in names]
 )
@@ -123,6 +125,7 @@ def test_every_builtin_is_a_provider_or_names_its_extra(kind, name):
     assert not missing or "pip install 'agent-flow[" in missing
 
 
+@pytest.mark.original("A-provider-path")
 def test_a_module_of_your_own_is_found_and_the_path_is_as_before(context, module):
     name = module()
     before = list(sys.path)
@@ -143,6 +146,7 @@ def test_the_path_is_as_before_when_the_module_or_the_class_fails(context, modul
         sys.path[:] = before
 
 
+@pytest.mark.original("A-provider-path")
 def test_a_module_may_import_its_neighbours(context, module, tmp_path):
     (tmp_path / "lib" / "neighbour_of_provider.py").write_text("VALUE = 7\n")
     name = module(top="import neighbour_of_provider", init="self.value = neighbour_of_provider.VALUE")
@@ -152,6 +156,7 @@ def test_a_module_may_import_its_neighbours(context, module, tmp_path):
         sys.modules.pop("neighbour_of_provider")
 
 
+@pytest.mark.original("A-provider-failures")
 @pytest.mark.parametrize(
     ("top", "said"),
     [
@@ -173,6 +178,7 @@ def test_a_failure_inside_the_module_is_named_as_it_is(context, module, tmp_path
         assert f"{tmp_path}/lib/{name}.py:4" in message or "json" in message
 
 
+@pytest.mark.original("A-provider-failures")
 @pytest.mark.parametrize(
     ("init", "said"),
     [
@@ -221,6 +227,7 @@ def test_a_class_that_is_no_engine(context, module, end, said):
     assert said in refused(load_engine, context(engine={"provider": f"{name}:Engine"}))
 
 
+@pytest.mark.original("A-provider-kinds")
 def test_a_provider_of_another_kind(context):
     target = BUILTIN_PROVIDERS["engine"]["replay"]
     message = refused(load_agent, context(agent={"provider": target}))
@@ -228,6 +235,7 @@ def test_a_provider_of_another_kind(context):
     assert "see AgentProvider" in message
 
 
+@pytest.mark.original("A-model-named")
 def test_an_unknown_key_of_a_type_that_does_not_forbid_it(context, module):
     section = {"provider": f"{module()}:Engine", "cuont": 3}
     with pytest.raises(ConfigError, match=r"unknown key 'engine.cuont'\n  try: did you mean 'count'"):
@@ -284,6 +292,7 @@ def wave_is_of_python():
     return "lib/python" in Path(wave.__file__).as_posix()
 
 
+@pytest.mark.original("A-provider-aliases", "A-config-kept")
 def test_two_aliases_of_one_class_share_nothing(context, module, monkeypatch, tmp_path):
     target = f"{module()}:Engine"
     monkeypatch.syspath_prepend(str(tmp_path / "lib"))

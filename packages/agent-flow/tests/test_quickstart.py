@@ -32,6 +32,7 @@ def provenance(run):
     }
 
 
+@pytest.mark.original("A-reward-skipped", "A-minisweagent")
 @pytest.mark.parametrize(
     ("name", "recordings"), [("quickstart", "recordings"), ("quickstart_text", "recordings-text")]
 )
@@ -49,7 +50,7 @@ def test_the_last_line_is_the_summary(quickstart):
     summary = quickstart.summary
     assert set(summary) == {
         "tasks", "started", "delivered", "parked", "dropped", "rewards", "prompt_tokens", "sampled_tokens",
-        "seconds", "received_by_trainer", "samples",
+        "seconds", "received_by_trainer", "samples", "ungraded", "engine",
     }  # fmt: skip
     assert summary["tasks"] == summary["started"] == summary["delivered"] == len(TASKS) >= 6
     assert summary["received_by_trainer"] == summary["delivered"]
@@ -69,6 +70,7 @@ def samples_of(run):
     return list(read_samples(run.folder))
 
 
+@pytest.mark.original("A-logprob-sentinel")
 def test_samples_say_that_they_were_replayed_and_carry_no_logprobs(quickstart):
     samples = samples_of(quickstart)
     assert len(samples) == quickstart.summary["samples"]
@@ -100,6 +102,7 @@ def recorded_ids(tokenizer, task, folder):
     return [[*tokenizer.encode(turn["text"]), stop] for turn in recording["rollouts"][0]["turns"]]
 
 
+@pytest.mark.original("A-backfill")
 @pytest.mark.parametrize(
     ("name", "folder"), [("quickstart", "recordings"), ("quickstart_text", "recordings-text")]
 )
@@ -170,6 +173,7 @@ def test_each_rollout_leaves_one_self_contained_page(quickstart):
         assert (folder / "messages.json").stat().st_size > 100
 
 
+@pytest.mark.original("A-backfill-patch")
 def test_committed_and_binary_work_is_in_the_patches(quickstart):
     folders = rollouts(quickstart)
     patch = (folders["layerconf-17"] / "patch.diff").read_text()
@@ -210,6 +214,7 @@ def test_the_run_folder_leads_from_tasks_to_pages(plain):
     assert all((index.parent / href).is_file() for href, _ in links)
 
 
+@pytest.mark.original("A-k8s-secret")
 def test_no_secret_of_the_caller_reaches_the_run_folder(plain):
     _, cwd = plain
     files = [path for path in cwd.rglob("*") if path.is_file()]

@@ -209,13 +209,17 @@ def test_each_verdict_is_written_as_it_is_done(regrade, other, run_folder):
         seen.append(len(lines))
         assert json.loads(lines[-1])["rollout_id"] == row.rollout_id
         if len(seen) == 3:
-            raise KeyboardInterrupt
+            scopes[0].cancel()
+
+    scopes = []
 
     async def call():
-        await regrade_run(run_folder, file, tasks=(), clock=Clock(), listener=stop_at_the_third)
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await regrade_run(run_folder, file, tasks=(), clock=Clock(), listener=stop_at_the_third)
+        assert scope.cancelled_caught
 
-    with pytest.raises(KeyboardInterrupt):
-        anyio.run(call)
+    anyio.run(call)
     assert seen == [1, 2, 3]
     assert len((run_folder / "regraded.jsonl").read_text().splitlines()) == 3
 

@@ -92,7 +92,10 @@ def test_a_run_replayed_is_the_same(own_agent):
     shutil.rmtree("recordings")  # nothing of the engine is needed
     again = replay(own_agent, run.folder)
     assert again.code == 0, again.stderr
-    assert again.summary == {"rollouts": 2, "same": 2, "differ": {}, "dropped": {}, "left_out": 0}
+    assert again.summary == {
+        "rollouts": 2, "same": 2, "ended_same": 2, "same_but_for_times": 2,
+        "differ": {}, "dropped": {}, "left_out": 0,
+    }  # fmt: skip
     assert again.folder.name.startswith("own-agent-replay-")
     assert json.loads((again.folder / "replay.json").read_text())["of"] == str(run.folder)
     ids = {path.name for path in (run.folder / "rollouts").iterdir()}

@@ -40,6 +40,7 @@ def test_blank_lines_are_no_rows(tmp_path):
     assert len(load_tasks(write(tmp_path, ROW, "", {**ROW, "instance_id": "demo-2"}))) == 2
 
 
+@pytest.mark.original("A-parse-row")
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -59,6 +60,40 @@ def test_a_malformed_row_names_file_and_line(tmp_path, row, said):
         [repository_row(task) for task in load_tasks(path)]
     assert said in str(caught.value)
     assert f"{path}:2" in str(caught.value)
+
+
+PARTS = [
+    {"type": "text", "text": "see"},
+    {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+]
+ASSETS = {"problem_statement": ["https://example.com/a.png"], "patch": [], "test_patch": []}
+"""As SWE-bench Multimodal has them: JSON text in the JSON."""
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"image_assets": json.dumps(ASSETS)}, "comes with images (image_assets)"),
+        ({"image_assets": {"test_patch": [{"path": "a.png", "url": "x"}]}}, "comes with images"),
+        ({"image_assets": ["https://example.com/a.png"]}, "comes with images"),
+        ({"image_assets": "{"}, "image_assets is not JSON"),
+        ({"problem_statement": PARTS}, "holds images or sound (image_url)"),
+        ({"problem_statement": [{"type": "input_audio", "input_audio": {}}]}, "(input_audio)"),
+        ({"problem_statement": PARTS[:1]}, "holds a list of content parts"),
+    ],
+)
+def test_a_task_with_images_is_named_with_its_line(tmp_path, columns, said):
+    path = write(tmp_path, {**ROW, "instance_id": "fine"}, {**ROW, **columns})
+    with pytest.raises(TaskRowError) as caught:
+        load_tasks(path)
+    assert said in str(caught.value)
+    assert f"{path}:2 (demo-1)" in str(caught.value)
+
+
+@pytest.mark.parametrize("assets", ["", "{}", "null", {}, {"test_patch": []}, [], None])
+def test_no_images_is_no_obstacle(tmp_path, assets):
+    statement = "![a link](https://example.com/a.png) is text"
+    assert load_tasks(write(tmp_path, {**ROW, "problem_statement": statement, "image_assets": assets}))
 
 
 def test_a_name_that_is_used_twice_is_refused(tmp_path):

@@ -32,6 +32,19 @@ def test_pages_come_back_byte_for_byte(own_agent, run):
     assert pages[0].read_bytes() == before[pages[0]]
 
 
+def test_pages_that_a_run_did_not_make_can_be_made(own_agent, monkeypatch, qwen_tokenizer):
+    monkeypatch.setattr("agent_flow.view_run.tokenizer_of", lambda file: qwen_tokenizer)
+    config = own_agent.folder / "run.toml"
+    config.write_text("pages = 1\n" + config.read_text())
+    done = own_agent.run()
+    assert len(list(done.folder.glob("rollouts/*"))) == 2
+    assert len(list(done.folder.glob("rollouts/*/view.html"))) == 1
+    assert "1 more pages can be made" in (done.folder / "index.html").read_text()
+    assert own_agent.call("view", done.folder).code == 0
+    assert len(list(done.folder.glob("rollouts/*/view.html"))) == 2
+    assert "can be made" not in (done.folder / "index.html").read_text()
+
+
 @pytest.mark.parametrize("name", ["conversation.snapshot", "provenance.json", "engine.dump"])
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_broken_file_of_a_run_is_named(own_agent, run, name, damage):

@@ -93,6 +93,12 @@ def test_a_row_that_cannot_work_is_found_in_mid_run_and_costs_its_rollout(faulty
     assert len(list(read_samples(done.folder))) == 1
 
 
+def test_an_error_that_comes_out_of_a_task_group_is_itself(faulty):
+    """As a group it would be a fault of the flow, and never tried again."""
+    body = "async with asyncio.TaskGroup():\n        raise AgentError('x', 'y')"
+    one_dropped(faulty(after(body)), "agent/x")
+
+
 SESSION = """
 @asynccontextmanager
 async def {name}():
@@ -232,6 +238,7 @@ CANCELLED = """task = asyncio.ensure_future(asyncio.sleep(60))
     await task"""
 
 
+@pytest.mark.original("A-executor-exception")
 @pytest.mark.parametrize(
     ("body", "name"),
     [
@@ -263,7 +270,7 @@ def test_a_cancellation_that_is_left_behind_by_a_drop_costs_its_files_at_most(fa
 def test_a_stage_that_keeps_its_cancellation_to_itself_did_take_too_long(faulty, then):
     body = f"try:\n        await asyncio.Event().wait()\n    except BaseException:\n        {then}"
     done = faulty(judged(body), ("[worker]", "[worker]\nreward_timeout_s = 0.2"))
-    line = one_dropped(done, "flow/reward_timeout", "agent")
+    line = one_dropped(done, "flow/reward_timeout", "infra")
     assert "worker.reward_timeout_s = 0.2 s" in line["message"]
 
 

@@ -65,6 +65,7 @@ class Harness:
         return conversation.template.tokenizer.decode(branch.ledger.ids.tolist())
 
 
+@pytest.mark.original("A-qwen-newline")
 def test_qwen3_tool_loop_equals_the_full_render(compiled: Compile):
     """verl#3720: the newline after `<|im_end|>` belongs to the prompt and is there, with mask 0."""
     template = compiled("qwen3")
@@ -292,6 +293,7 @@ def test_a_cut_off_tool_call_stays_text(compiled: Compile):
     assert harness.conversation.report().equal == 2
 
 
+@pytest.mark.original("A-snapshot-open-turn", "B-partial-parser")
 def test_an_aborted_turn_goes_on_with_other_weights(compiled: Compile):
     """Promise 4: the ids, masks and log-probabilities are those of an uninterrupted run."""
     template = compiled("qwen2_5")
@@ -340,6 +342,7 @@ def test_an_aborted_turn_that_the_harness_passes_is_closed(compiled: Compile):
     assert (report.equal, report.cut_off) == (2, 1)
 
 
+@pytest.mark.original("A-glm-header")
 def test_glm_stop_token_is_the_next_header_and_is_written_once(compiled: Compile):
     """trl#6044, slime#1490: `<|observation|>` is sampled once, trained, and not printed again."""
     template = compiled("glm4moe", family=True)
@@ -515,6 +518,7 @@ STEP = st.tuples(
 )
 
 
+@pytest.mark.original("A-append-history")
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training", "qwen3_8", "qwen3"])
 @given(start=TEXT, steps=st.lists(STEP, max_size=5))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -563,6 +567,7 @@ OWN_MARKERS_ARE_TEXT = [
 ]
 
 
+@pytest.mark.original("A-family-not-guessed")
 @pytest.mark.parametrize(("name", "family"), EVERY + OWN_MARKERS_ARE_TEXT)
 def test_every_template_is_exact_by_program_or_fallback(
     name: str, family: bool, qwen3: HFTokenizer, many: HFTokenizer

@@ -91,6 +91,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
+@pytest.mark.original("A-experts")
 @pytest.mark.parametrize("modes", [("full", "full"), ("full", "delta"), ("delta", "overlap")])
 def test_rows_are_joined_by_position_and_not_concatenated(compiled: Compile, modes: tuple[str, str]):
     """verl#6029: a second full-sequence payload was appended; slime and miles send deltas from a position.
@@ -125,6 +126,7 @@ def test_a_delta_that_skips_the_last_row_leaves_no_placeholder(compiled: Compile
     assert conversation.findings() == {"routed_experts_gap": 1}
 
 
+@pytest.mark.original("A-experts-missing")
 def test_one_turn_without_rows_is_named_and_a_full_answer_later_makes_it_good(compiled: Compile):
     """rllm#756: a mode that dropped the routing matrices in silence. labs-molt#5: some samples have none."""
     conversation = begin(compiled("qwen2_5"))
@@ -243,6 +245,7 @@ def test_rows_that_cannot_be_are_refused(compiled: Compile, change: dict[str, An
     assert caught.value.code == code
 
 
+@pytest.mark.original("A-experts")
 def test_a_resumed_turns_full_payload_replaces_the_one_before(compiled: Compile):
     """verl#6029: after an abort the whole sequence came again, and was appended to what was held."""
     conversation = begin(compiled("qwen2_5"))

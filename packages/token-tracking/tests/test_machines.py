@@ -228,6 +228,7 @@ class Ledgers(RuleBasedStateMachine):
         assert self.manager.loss_mask == [int(row.source == TokenSource.SAMPLED) for row in self.managed]
 
 
+@pytest.mark.original("A-tokens-together")
 @pytest.mark.parametrize("examples", [15, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_ledger_is_a_list_of_rows(examples: int):
     run_state_machine_as_test(Ledgers, settings=few(examples, 25))
@@ -712,6 +713,7 @@ def written(conversation: Conversation) -> tuple[Any, ...]:
 CUTS = [("qwen3", False), ("glm4moe", True)]
 
 
+@pytest.mark.original("A-model-state", "B-generate-logprobs")
 @pytest.mark.parametrize(("name", "family"), CUTS)
 def test_a_cut_at_any_token_changes_nothing(name: str, family: bool, compiled: Compile):
     """Promise 4, every token of the first turn and of a later one."""

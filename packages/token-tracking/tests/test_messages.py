@@ -171,6 +171,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.original("A-query-history")
 @pytest.mark.parametrize(("wrong", "why"), WRONG)
 def test_a_wrong_message_is_refused_by_name_wherever_it_stands(compiled: Compile, wrong: Any, why: str):
     """Before or after what is held, in a history that was held before, or as the first one."""

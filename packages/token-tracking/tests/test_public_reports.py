@@ -144,6 +144,7 @@ StartTalk = Callable[..., Talk]
 # --- the text between turns
 
 
+@pytest.mark.original("A-qwen-newline")
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_verl_3720_what_the_template_prints_after_a_turn_is_there_with_mask_0(name: str, talk: StartTalk):
     """verl#3720: Qwen's newline after `<|im_end|>` was missing in training; here in every template."""
@@ -167,6 +168,7 @@ def test_slime_2263_parallel_results_stand_as_the_template_prints_them(
     assert len(held.conversation.branches) == 1
 
 
+@pytest.mark.original("A-prompt-boundary", "A-append-prefix")
 @pytest.mark.parametrize("system", [None, "", "short", "a much longer system message\n" * 5])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_slime_1476_no_offset_is_taken_from_another_system_message(
@@ -185,6 +187,7 @@ def test_slime_1476_no_offset_is_taken_from_another_system_message(
     )
 
 
+@pytest.mark.original("A-append-prefix")
 @pytest.mark.parametrize("name", ["qwen3_6", "gptoss", "glm4moe"])
 def test_slime_1742_a_tool_loop_needs_no_message_that_the_template_refuses_alone(name: str, talk: StartTalk):
     """slime#1742: Qwen3.5 raises `No user query found` for a tool message alone."""
@@ -368,6 +371,7 @@ def test_tinker_cookbook_864_prefilled_reasoning_is_prompt(
     assert part.loss_mask[len(prompt) :].all()
 
 
+@pytest.mark.original("A-glm-header")
 @pytest.mark.parametrize("content", ["", " ", "\n", [{"type": "text", "text": "out"}], "<|observation|>"])
 @pytest.mark.parametrize("stop", ["<|observation|>", "<|user|>", "<eos>"])
 def test_trl_6044_glms_header_stands_once_whatever_the_tool_says(content: Any, stop: str, talk: StartTalk):
@@ -449,6 +453,7 @@ def test_transformers_47325_the_mask_is_the_sampled_spans(name: str, reason: str
     assert len(part) == spans[-1][1]
 
 
+@pytest.mark.original("A-weight-version")
 def test_slime_2092_each_token_has_its_own_weight_version(talk: StartTalk):
     """slime#2092: an aborted turn went on under two further versions and the sample had one number."""
     held = talk("qwen3")
@@ -461,6 +466,7 @@ def test_slime_2092_each_token_has_its_own_weight_version(talk: StartTalk):
     assert (part.versions[: part.prompt_length] == -1).all()
 
 
+@pytest.mark.original("A-multimodal")
 @pytest.mark.parametrize("role", ["user", "tool", "system", "assistant"])
 @pytest.mark.parametrize(
     "part",

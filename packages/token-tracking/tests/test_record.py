@@ -192,6 +192,7 @@ LIES: list[tuple[RecordCode, str, Callable[[], object]]] = [
 ]
 
 
+@pytest.mark.original("A-logprob-sentinel", "A-logprob-lengths")
 @pytest.mark.parametrize(
     ("name", "why", "lie"), LIES, ids=lambda value: value if isinstance(value, str) else ""
 )

@@ -69,6 +69,7 @@ def held_text(conversation: Conversation) -> str:
 # --- an error leaves the conversation as it was
 
 
+@pytest.mark.original("A-commit-once")
 @pytest.mark.parametrize(
     ("message", "error"),
     [
@@ -90,6 +91,7 @@ def test_a_refused_message_appends_no_token(compiled: Compile, message: Message,
     assert (conversation.turns, conversation.report().equal) == (1, 1)
 
 
+@pytest.mark.original("A-commit-once")
 def test_a_refused_record_counts_no_turn(compiled: Compile):
     """Ids of another model's vocabulary are what a wrong tokenizer looks like."""
     conversation = begin(compiled("qwen2_5"))
@@ -379,6 +381,7 @@ def test_no_wrong_token_is_called_equal(compiled: Compile):
         ids[at] = held
 
 
+@pytest.mark.original("A-model-state")
 def test_a_snapshot_that_contradicts_itself_is_refused(compiled: Compile):
     conversation = begin(compiled("qwen2_5"))
     conversation.record(completion(conversation, "one"))

@@ -35,6 +35,7 @@ def test_arrays_are_held_read_only_and_the_callers_stay_writable():
     assert np.shares_memory(ids, sample.token_ids)
 
 
+@pytest.mark.original("A-snapshot-whole", "A-backfill-lengths")
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -56,6 +57,7 @@ def test_contradictions_are_refused(change: dict[str, Any], why: str):
         build(**change)
 
 
+@pytest.mark.original("A-statuses")
 @pytest.mark.parametrize(
     ("change", "why"),
     [

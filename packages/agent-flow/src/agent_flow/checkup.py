@@ -11,14 +11,17 @@ from typing import NoReturn, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
+import msgspec
 from token_tracking import Tokenizer, load_tokenizer
 from token_tracking.errors import TokenTrackingError
 
 from agent_flow.clock import Clock
-from agent_flow.config import ConfigFile
+from agent_flow.config import ConfigFile, EvalConfig
 from agent_flow.doctor import Check, NotCheckedError, Say
 from agent_flow.environments.repository import build_repository
 from agent_flow.errors import AgentFlowError, ConfigError, ProviderError
+from agent_flow.eval_section import check_eval, eval_file, evaluation_only
+from agent_flow.parts import Parts
 from agent_flow.probe import absolute, look_inside, said, tell_template, tool_names, writable
 from agent_flow.protocols import (
     AgentFlow,
@@ -29,7 +32,15 @@ from agent_flow.protocols import (
     ProviderContext,
     Runtime,
 )
-from agent_flow.providers import load_agent, load_engine, load_environments, load_flow, load_runtime
+from agent_flow.providers import (
+    BRINGS_MODEL,
+    load_agent,
+    load_engine,
+    load_environments,
+    load_flow,
+    load_runtime,
+)
+from agent_flow.runtimes.grader import own_environments
 from agent_flow.task import Task
 from agent_flow.templates import Templates
 
@@ -52,7 +63,8 @@ class Checkup:
     """The parts of a run as far as they could be built, each with nothing but what it needs."""
 
     def __init__(self, file: ConfigFile, clock: Clock, scratch: Path | OSError) -> None:
-        self._file = file
+        self._evaluation_only = evaluation_only(file)
+        self._file = eval_file(file) if self._evaluation_only else file
         self._clock = clock
         self._scratch = scratch
         self._tokenizer: Tokenizer | None = None
@@ -77,7 +89,8 @@ class Checkup:
             ("template", self.template),
             ("engine", self.engine),
             ("sandbox", self.sandbox),
-            ("bridge", self.bridge),
+            *(() if self._evaluation_only else (("bridge", self.bridge),)),
+            *((("eval", self.eval),) if self._file.run.eval != EvalConfig() else ()),
         )
 
     async def packages(self, say: Say) -> None:
@@ -99,7 +112,8 @@ class Checkup:
         named = [
             f"{kind} {section['provider']}" for kind, section in sections.items() if "provider" in section
         ]
-        say.ok(f"{self._file.path}: {', '.join(named)}")
+        only = f"; evaluation only: agent-flow eval {self._file.path}" if self._evaluation_only else ""
+        say.ok(f"{self._file.path}: {', '.join(named)}{only}")
 
     async def disk(self, say: Say) -> None:
         """Whether there is room to write, in the run folder and in the temporary one."""
@@ -181,6 +195,8 @@ class Checkup:
 
     async def engine(self, say: Say) -> None:
         """Build it, let it look at the tasks, and open its session."""
+        if self._evaluation_only and self._file.run.agent.get("provider") in BRINGS_MODEL:
+            raise NotCheckedError("none is asked: the agent brings a model of its own")
         engine = self._engine = load_engine(self._context())
         if self._tasks is not None:
             engine.check(self._tasks)
@@ -191,21 +207,16 @@ class Checkup:
             say.warn("whether it can serve the tasks was not looked at: there are none, see above")
 
     async def sandbox(self, say: Say) -> None:
-        """Start one as for the first task, run `true` and git in it, and stop it."""
+        """Start one as for the first task, and one of the graders' own where they have such."""
         if self._unused(self._file.run.environment):
             raise NotCheckedError(f"the flow {self._flow_name()!r} has no [environment]")
         environments = self._environments = load_environments(self._context())
         spec, of = self._spec()
-        began_s = anyio.current_time()
-        async with environments.session():
-            async with environments.open(spec) as environment:
-                started_s = anyio.current_time() - began_s
-                about = said(environment.describe(), "environment")
-                ready = await look_inside(environment, spec, say)
-                stopping_s = anyio.current_time()
-            stopped_s = anyio.current_time() - stopping_s
-        if ready:
-            say.ok(f"{about}, {of}: started in {started_s:.1f} s, stopped in {stopped_s:.1f} s; {ready}")
+        await _try_sandbox(environments, spec, of, say)
+        graders = None if self._runtime is None else own_environments(self._runtime)
+        if graders is not None:
+            spec = msgspec.structs.replace(spec, purpose="grader")
+            await _try_sandbox(graders, spec, f"{of}, of the graders' own", say)
 
     async def bridge(self, say: Say) -> None:
         """Ask the trainer for an answer, or start the receiver that a run would start."""
@@ -237,6 +248,26 @@ class Checkup:
                 f"no trainer.address: a run starts a receiver of its own; one answered at {delivery.address}"
             )
 
+    async def eval(self, say: Say) -> None:
+        """What `[eval]` says otherwise, as far as `agent-flow eval` gets before its first rollout."""
+        check_eval(self._file)
+        _needed(self._flow, "it needs a flow")
+        file = eval_file(self._file)
+        if file.run.engine.get("provider") != "none":
+            _needed(self._engine, "it needs an engine")
+        context = msgspec.structs.replace(self._context("eval"), file=file, mode="eval")
+        parts = Parts(context)
+        tasks = parts.flow.load()
+        parts.engine.check(tasks)
+        for task in tasks:
+            await anyio.lowlevel.checkpoint()
+            parts.templates.of(task)
+        run = context.file.run
+        say.ok(
+            f"{len(tasks)} of {run.tasks.path}, the first is {tasks[0].instance_id}; rollouts_per_task "
+            f"{run.tasks.rollouts_per_task}; {said(parts.flow.describe(), 'flow')}"
+        )
+
     def _context(self, folder: str = "") -> ProviderContext:
         """What providers are built with; without a tokenizer, one that says so to whoever uses it."""
         return ProviderContext(
@@ -244,6 +275,7 @@ class Checkup:
             clock=self._clock,
             tokenizer=self._tokenizer or cast("Tokenizer", _NoTokenizer()),
             scratch=self._folder(folder),
+            mode="eval" if self._evaluation_only else None,
         )
 
     def _folder(self, name: str = "") -> Path:
@@ -277,6 +309,20 @@ class _NoTokenizer:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotCheckedError("it needs the tokenizer, see above")
+
+
+async def _try_sandbox(environments: EnvironmentProvider, spec: EnvironmentSpec, of: str, say: Say) -> None:
+    """Start one, run `true` and git in it, and stop it."""
+    began_s = anyio.current_time()
+    async with environments.session():
+        async with environments.open(spec) as environment:
+            started_s = anyio.current_time() - began_s
+            about = said(environment.describe(), "environment")
+            ready = await look_inside(environment, spec, say)
+            stopping_s = anyio.current_time()
+        stopped_s = anyio.current_time() - stopping_s
+    if ready:
+        say.ok(f"{about}, {of}: started in {started_s:.1f} s, stopped in {stopped_s:.1f} s; {ready}")
 
 
 def _version(name: str) -> str:

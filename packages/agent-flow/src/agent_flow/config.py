@@ -6,7 +6,7 @@ The docstrings below the keys are what `agent-flow init` writes into a new file.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -14,11 +14,14 @@ import msgspec
 import tomli_w
 
 from agent_flow.config_file import parse, place, read_text
-from agent_flow.decoding import decode
+from agent_flow.decoding import decode, dotted
+from agent_flow.errors import ConfigError
 from agent_flow.toml_lines import Keys
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+FILL_IN = "FILL IN"
+"""What `agent-flow init` writes where a value has to be filled in and nothing is known of it."""
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
 
 
@@ -84,6 +87,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Starts of one rollout, counting the first; only retryable infrastructure failures use more than one."""
     max_refills: Annotated[int, msgspec.Meta(ge=0)] = 1
     """New rollouts in the place of one that was dropped for no fault of the task's or the agent's."""
+    stop_after_tasks: Annotated[int, msgspec.Meta(ge=0)] = 10
+    """The run stops early when so many tasks in a row were dropped for the same reason, none of them the
+    agent's fault and none at a second try, and nothing was delivered before. 0: never."""
     preprocess_timeout_s: Seconds = 300.0
     """Limit of a rollout's first step: everything that needs no engine."""
     generate_timeout_s: Seconds = 1800.0
@@ -118,13 +124,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Relative paths start here. Empty: the folder of this file."""
     run_dir: str = "runs"
     """Run folders are made below this folder. Relative to where the command is started."""
+    pages: Annotated[int, msgspec.Meta(ge=0)] = 100
+    """So many rollouts get their page (`view.html`) during the run; one takes as long as several turns.
+    `agent-flow view RUN` makes those that are missing, of what is kept of every rollout."""
     python_path: tuple[str, ...] = ()
     """Folders in which the modules of `module:Class` providers are sought, before the installed ones. They
     are on Python's path only while such a module is imported and its class is built: import at the top of the
     module, not later inside a function."""
     tasks: TasksConfig
     model: ModelConfig
-    engine: Mapping[str, object]
+    engine: Mapping[str, object] = {}
     flow: Mapping[str, object] = msgspec.field(default_factory=lambda: {"provider": "swe"})
     agent: Mapping[str, object] = {}
     environment: Mapping[str, object] = {}
@@ -172,6 +181,31 @@ def load_config(path: Path) -> ConfigFile:
     text = read_text(path)
     run = decode(parse(path, text), RunConfig, where=lambda way: place(path, text, way))
     return ConfigFile(path=path.resolve(), text=text, run=run)
+
+
+def load_filled_config(path: Path) -> ConfigFile:
+    """The same, and nothing in it is as `agent-flow init` left it to be filled in.
+
+    Raises:
+        ConfigError: as `load_config`; or values are `FILL IN`: names all of them.
+    """
+    file = load_config(path)
+    left = list(_left_to_fill_in(msgspec.to_builtins(file.run), ()))
+    if left:
+        keys = [f"{dotted(way)} (line {file.where(way).removeprefix(f'{file.path}:')})" for way in left]
+        raise ConfigError(f"still to be filled in: {', '.join(keys)}", where=str(path))
+    return file
+
+
+def _left_to_fill_in(value: object, way: Keys) -> Iterator[Keys]:
+    if value == FILL_IN:
+        yield way
+    elif isinstance(value, dict):
+        for key, inner in cast("dict[str, object]", value).items():
+            yield from _left_to_fill_in(inner, (*way, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(cast("list[object]", value)):
+            yield from _left_to_fill_in(inner, (*way, number))
 
 
 def config_of(values: Mapping[str, object], *, base: Path) -> ConfigFile:

@@ -52,6 +52,16 @@ class SampleImage(msgspec.Struct, frozen=True, kw_only=True):
         """`token_ids` as an array."""
         return np.frombuffer(self.token_ids, "<i4").astype(np.int32)
 
+    @property
+    def sampled(self) -> tuple[bytes, bytes, bytes]:
+        """Ids, log-probabilities and versions of the tokens in the loss mask alone."""
+        mask = np.frombuffer(self.loss_mask, np.uint8).astype(bool)
+        ids, logprobs, versions = (
+            np.frombuffer(data, kind)[mask].tobytes()
+            for data, kind in ((self.token_ids, "<i4"), (self.logprobs, "<f4"), (self.versions, "<i4"))
+        )
+        return ids, logprobs, versions
+
 
 class RolloutDump(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout: what its engine gave, and what became of it."""

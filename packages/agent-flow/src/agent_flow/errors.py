@@ -106,6 +106,13 @@ class EnvError(RolloutError):
     boundary = "environment"
 
 
+class EnvCreateError(EnvError):
+    """No sandbox came up that a task could use, so nothing of an agent or a grader has run in one.
+
+    `EnvironmentProvider.open` raises it before its block begins; what fails later is another `EnvError`.
+    """
+
+
 class AgentError(RolloutError):
     """The agent scaffold raised something that is not one of its own exit statuses."""
 
@@ -138,11 +145,17 @@ class TokenError(RolloutError):
 
 
 class StageTimeoutError(RolloutError):
-    """A step of the flow took longer than its limit."""
+    """A step of the flow took longer than its limit; the agent works in `generate` alone.
 
-    def __init__(self, stage: str, limit_s: float) -> None:
+    `cut_in` says what was waited for then, such as `a sandbox`: no fault of the agent's. Empty: nothing.
+    """
+
+    def __init__(self, stage: str, limit_s: float, cut_in: str = "") -> None:
+        waiting = f", and then still waiting for {cut_in}" if cut_in else ""
         super().__init__(
-            f"{stage}_timeout", f"longer than worker.{stage}_timeout_s = {limit_s:g} s", fault="agent"
+            f"{stage}_timeout",
+            f"longer than worker.{stage}_timeout_s = {limit_s:g} s{waiting}",
+            fault="agent" if stage == "generate" and not cut_in else "infra",
         )
 
 

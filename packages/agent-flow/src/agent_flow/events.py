@@ -39,7 +39,10 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     dropped: str = ""
     """Reason. Empty: delivered."""
     fault: Fault | Literal[""] = ""
-    """Whose fault the drop is. Empty: delivered."""
+    """Whose fault it is that it was dropped, or has no verdict though one was due. Empty: neither."""
+    ungraded: str = ""
+    """Reason why it was delivered without a verdict although one was due. Empty: it has one, or none was due.
+    """
     note: str = ""
 
     @property
@@ -72,6 +75,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Accepted by the sender at its durability level."""
     parked: int
     dropped: Mapping[str, int]
+    ungraded: Mapping[str, int] = {}
+    """Delivered without a verdict although one was due, by reason: out of loss and baseline."""
     rewards: Mapping[str, float | None]
     """Mean over the task's graded rollouts; None: none was graded."""
     prompt_tokens: int
@@ -79,6 +84,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     received_by_trainer: int
     samples: int
+    engine: Mapping[str, int] = {}
+    """What the engine counted, by name, when the last rollout had ended. Empty: it does not count."""
 
 
 def pasteable(command: str) -> str:

@@ -6,23 +6,27 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated
 
+import anyio
 import msgspec
 from token_tracking.sample import Scalar
 
 from agent_flow.environments.base_commit import MIB, Base, BaseCommits
 from agent_flow.environments.patch import capture_patch
-from agent_flow.environments.test_surface import Policy, surface_of
-from agent_flow.errors import GraderError
+from agent_flow.environments.test_surface import Policy
+from agent_flow.errors import GraderError, RolloutError
 from agent_flow.outcome import leave_ungraded, settle
 from agent_flow.protocols import Environment, Model, ProviderContext
 from agent_flow.providers import load_agent, load_environments, load_runtime
 from agent_flow.rollout import Rollout
-from agent_flow.runtimes.grader import Grader, patch_of_tests
+from agent_flow.runtimes.grader import Grader, task_surface
+from agent_flow.stage import opening, waiting_for
 from agent_flow.task import Task
 
 PATCH = "patch.diff"
 LEFT_OUT = "left_out.json"
 SURFACE = "test_surface.json"
+ABORTED, OUT_OF_TIME = "Aborted", "TimeExceeded"
+"""Words of the outcome table."""
 
 
 class SweFlow:
@@ -37,8 +41,8 @@ class SweFlow:
         max_patch_mib: Annotated[float, msgspec.Meta(gt=0)] = 32.0
         """A larger patch is not graded: evidence only."""
         test_files: Policy = "reset"
-        """What the agent wrote into files that the task's test patch brings: `reset` takes it out of the
-        patch that is graded, `flag` only counts it."""
+        """What the agent wrote into files of the tests that judge, which the task's test patch brings or its
+        row names: `reset` takes it out of the patch that is graded, `flag` only counts it."""
         test_configuration: Policy = "flag"
         """The same for conftest.py, pytest.ini, jest.config.js and their like."""
 
@@ -62,7 +66,7 @@ class SweFlow:
 
     def session(self) -> AbstractAsyncContextManager[None]:
         """Open as long as sandboxes may be started."""
-        return self._environments.session()
+        return self._grader.session()
 
     def describe(self) -> dict[str, Scalar]:
         """What goes into a sample's provenance."""
@@ -78,13 +82,12 @@ class SweFlow:
             RolloutError: engine, sandbox, agent or patch capture failed.
         """
         spec = self._runtime.environment(rollout.task)
-        async with self._environments.open(spec) as environment:
+        async with opening(self._environments.open(spec)) as environment:
             rollout.produced_by.update(environment.describe())
-            base = await self._bases.prepare(environment, spec)
+            with waiting_for("the base commit"):
+                base = await self._bases.prepare(environment, spec)
             rollout.produced_by.update(base.describe())
-            result = await self._agent.run(rollout.task, model, environment)
-            rollout.exit_status = result.exit_status
-            rollout.messages = result.messages
+            await self._run(rollout, model, environment)
             try:
                 await self._capture(rollout, environment, base)
             except GraderError as error:
@@ -92,11 +95,29 @@ class SweFlow:
                     raise
                 rollout.ungraded = error
 
+    async def _run(self, rollout: Rollout, model: Model, environment: Environment) -> None:
+        result = None
+        limit_s = rollout.task.time_limit_s
+        with anyio.move_on_after(limit_s) as limit:
+            try:
+                result = await self._agent.run(rollout.task, model, environment)
+            except RolloutError:
+                if not limit.cancel_called:
+                    raise
+        # An agent may keep the cancellation to itself, as an abort does.
+        if limit.cancel_called and (result is None or result.exit_status == ABORTED):
+            rollout.exit_status = OUT_OF_TIME
+        elif result is not None:
+            rollout.exit_status = result.exit_status
+        if result is not None:
+            rollout.messages = result.messages
+            rollout.produced_by.update(result.produced_by)
+
     async def _capture(self, rollout: Rollout, environment: Environment, base: Base) -> None:
         captured = await capture_patch(
             environment, base, max_patch_bytes=int(self._config.max_patch_mib * MIB)
         )
-        surface = surface_of(captured.patch, patch_of_tests(rollout.task))
+        surface = task_surface(rollout.task, captured.patch)
         rollout.artifacts[PATCH] = captured.patch
         rollout.produced_by.update(surface.counters())
         rollout.produced_by["left_out"] = sum(captured.left_out_counts.values())

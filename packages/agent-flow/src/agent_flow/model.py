@@ -14,6 +14,7 @@ from agent_flow.engine_calls import CallLog
 from agent_flow.errors import AgentError, ContextFullError, EngineError, GenerationAborted, TokenError
 from agent_flow.protocols import Engine, GenerateRequest
 from agent_flow.rollout import POLICY_RUN, Message, Rollout
+from agent_flow.stage import waiting_for
 
 
 class ConversationModel:
@@ -105,7 +106,8 @@ class ConversationModel:
     async def _generate(self, request: GenerateRequest) -> tuple[GenerationRecord, ...]:
         before = self._policy_run()
         try:
-            records = await self._engine.generate(request)
+            with waiting_for("the model"):
+                records = await self._engine.generate(request)
         except TokenTrackingError as error:
             raise EngineError("record", f"the engine's answer cannot be true: {error}") from error
         except EngineError as error:

@@ -135,7 +135,14 @@ ERRORS: tuple[Outcome, ...] = (
     _dropped("agent", "infra", "what surrounds the scaffold failed", again=True),
     _dropped("agent", "*", "the scaffold raised what is no exit status"),
     _dropped("tokens", "*", "the tokens could not be kept exact"),
-    _dropped("flow", "*", "a stage took longer than its limit"),
+    Outcome(
+        ends="flow",
+        fault="infra",
+        sample=False,
+        refill=True,
+        why="a step took longer than its limit while it was not the agent that worked; again it would too",
+    ),
+    _dropped("flow", "*", "the agent's work took longer than its limit"),
     _dropped("*", "*", "not a boundary that this table knows"),
 )
 """Rows of errors, for both modes: first match wins."""

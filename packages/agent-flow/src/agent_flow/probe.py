@@ -12,7 +12,8 @@ from typing import cast
 from token_tracking.sample import Scalar
 
 from agent_flow.doctor import Say
-from agent_flow.environments.base_commit import FIND_REPOSITORY
+from agent_flow.environments.base_commit import FIND_REPOSITORY, is_repository
+from agent_flow.environments.partial_clone import PARTIAL, PARTIAL_CLONE, REFUSE_PARTIAL
 from agent_flow.protocols import Environment, EnvironmentSpec
 
 _COMMAND_S = 60.0
@@ -21,8 +22,13 @@ _LOW_BYTES, _FULL_BYTES = 5 * _GIB, _GIB // 4
 """Free space below which a run is warned of, or will not get far. Judgement: a rollout's folder is small, but
 repositories and spooled samples are not."""
 _LOOK = 'command -v python3 || echo none; echo "${BASH_ENV:-none}"; [ -r ~/.bashrc ] && echo "~/.bashrc" || :'
-_NOT_FOUND = {66: "no such folder", 67: "no git repository", 68: "no commit {!r} in its repository"}
-"""Exit codes of `FIND_REPOSITORY`."""
+_NOT_FOUND = {
+    66: "no such folder",
+    67: "no git repository",
+    68: "no commit {!r} in its repository",
+    PARTIAL: PARTIAL_CLONE,
+}
+"""Exit codes of `FIND_REPOSITORY` and `REFUSE_PARTIAL`."""
 
 
 def tell_template(text: str, facts: Mapping[str, object], say: Say) -> None:
@@ -54,6 +60,8 @@ async def look_inside(environment: Environment, spec: EnvironmentSpec, say: Say)
     looked = await environment.execute(["bash", "-c", _LOOK], timeout_s=_COMMAND_S)
     python, bash_env, *files = looked.stdout.decode("utf-8", "replace").splitlines() or ["none", "none"]
     inside = f"python3 is {python}, BASH_ENV is {bash_env}{''.join(f', {name} is there' for name in files)}"
+    if spec.plain and not await is_repository(environment):
+        return f"{environment.workdir}, which is no git repository; {inside}"
     commit = await _repository(environment, spec, say)
     return f"{environment.workdir} at {commit[:12]}; {inside}" if commit else ""
 
@@ -64,7 +72,7 @@ async def _repository(environment: Environment, spec: EnvironmentSpec, say: Say)
     command = [
         "bash",
         "-c",
-        f'{FIND_REPOSITORY}echo "$base"; git rev-parse HEAD',
+        f'{FIND_REPOSITORY}{REFUSE_PARTIAL}echo "$base"; git rev-parse HEAD',
         "find",
         where,
         spec.base_commit,

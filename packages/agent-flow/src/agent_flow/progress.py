@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -192,6 +192,26 @@ def _reward_cell(row: RolloutRow) -> Text:
     return Text(row.reward_text, style="green" if row.reward > 0 else "yellow")
 
 
+def notes_of(rows: Sequence[RolloutRow]) -> list[str]:
+    """What rollouts have to say, a line for each reason: a thousand times the same is one line."""
+    groups: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        if row.note:
+            groups.setdefault(row.dropped or row.note.partition(":")[0], []).append(row)
+    return [
+        f"note: {group[0].task}: {group[0].note}"
+        if len(group) == 1
+        else f"note: {len(group)} x {reason}, the first is {group[0].task}: {group[0].note}"
+        for reason, group in groups.items()
+    ]
+
+
+def engine_line(counted: Mapping[str, int]) -> str:
+    """What an engine counted, without what did not happen. Empty: nothing did."""
+    said = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counted.items() if count)
+    return f"engine: {said}" if said else ""
+
+
 def print_ending(
     console: Console, rows: Sequence[RolloutRow], summary: Summary, *, law: str, folder: str, problem: str
 ) -> None:
@@ -206,8 +226,9 @@ def print_ending(
         f"({summary.samples} samples were sent), in {summary.seconds:.1f} s",
         f"run folder: {folder}",
     ]
-    notes = [f"note: {row.task}: {row.note}" for row in rows if row.note]
-    for line in [*notes, *lines]:
+    if counted := engine_line(summary.engine):
+        lines.insert(2, counted)
+    for line in [*notes_of(rows), *lines]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if problem:
         console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)

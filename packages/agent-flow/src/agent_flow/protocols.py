@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from token_tracking.sample import Scalar, Source
 from agent_flow.agents.state import AgentState
 from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile, SamplingConfig
-from agent_flow.rollout import Message, Rollout, Verdict
+from agent_flow.rollout import Message, Mode, Rollout, Verdict
 from agent_flow.task import Task
 
 
@@ -31,6 +31,8 @@ class ProviderContext(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     scratch: Path
     """A folder of this run that the provider may use; removed at the end of the run."""
+    mode: Mode | None = None
+    """What its rollouts are for. None: nothing is said of it, as where a provider is only looked at."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +92,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Counting(Protocol):
+    """An engine that counts what it does, such as calls and retries."""
+
+    def stats(self) -> Mapping[str, int]:
+        """What was counted since the start, by name; a run's summary shows it."""
+        ...
+
+
 class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a command in an environment gave."""
 
@@ -112,6 +123,9 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The repository's folder in the image; unused with `repository`."""
     base_commit: str = ""
     """The commit that an agent starts from, of which its patch is a change."""
+    plain: bool = False
+    """The folder need not be a git repository: where it is none, a patch is a change of what lies in it when
+    the agent starts, and no `.git` is made in it."""
     purpose: Literal["agent", "grader"] = "agent"
 
 
@@ -159,7 +173,7 @@ class EnvironmentProvider(Protocol):
         """A fresh sandbox; gone when the context ends.
 
         Raises:
-            EnvError: it could not be started.
+            EnvCreateError: it could not be started.
         """
         ...
 
@@ -213,6 +227,8 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     state: AgentState | None = None
     """Of an aborted run: from which `run` goes on, in any process that has the conversation and the sandbox.
     None: it ended, or was cut where it cannot go on (within a command, whose effect nobody knows)."""
+    produced_by: Mapping[str, Scalar] = {}
+    """For the rollout's provenance: what is of this run alone, such as what it cost."""
 
 
 class AgentProvider(Protocol):

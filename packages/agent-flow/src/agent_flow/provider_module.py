@@ -15,7 +15,9 @@ from agent_flow.errors import AgentFlowError, ProviderError
 
 EXTRAS = {
     "aiohttp": "engines",
+    "e2b": "e2b",
     "kubernetes": "k8s",
+    "litellm": "minisweagent",
     "minisweagent": "minisweagent",
     "pyarrow": "parquet",
     "sandbox_k8s": "sandbox",

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from agent_flow.decoding import decode, nearest
+from agent_flow.decoding import decode, dotted, nearest
 from agent_flow.errors import ConfigError, ProviderError
 from agent_flow.protocols import (
     AgentFlow,
@@ -20,16 +20,19 @@ from agent_flow.protocols import (
     Runtime,
 )
 from agent_flow.provider_module import load_class, searched, translated
+from agent_flow.toml_lines import Keys
 
 Kind = Literal["engine", "flow", "agent", "environment", "runtime"]
 
 BUILTIN_PROVIDERS: dict[Kind, dict[str, str]] = {
     "engine": {
+        "none": "agent_flow.engines.none:NoEngine",
         "replay": "agent_flow.engines.replay:ReplayEngine",
         "sglang": "agent_flow.engines.sglang:SglangEngine",
     },
     "flow": {"swe": "agent_flow.flow:SweFlow", "plain": "agent_flow.plain_flow:PlainFlow"},
     "agent": {
+        "litellm_agent": "agent_flow.agents.litellm_agent:LitellmAgent",
         "minisweagent": "agent_flow.agents.minisweagent:MiniSweAgent",
         "sweagent": "agent_flow.agents.sweagent:SweAgent",
         "sweagent_legacy": "agent_flow.agents.sweagent:SweAgent",
@@ -41,12 +44,16 @@ BUILTIN_PROVIDERS: dict[Kind, dict[str, str]] = {
         "k8s_legacy": "agent_flow.environments.k8s:KubernetesEnvironments",
         "kr8s": "agent_flow.environments.k8s:KubernetesEnvironments",
         "docker": "agent_flow.environments.docker:DockerEnvironments",
+        "e2b": "agent_flow.environments.e2b:E2bEnvironments",
     },
     "runtime": {
         "command": "agent_flow.runtimes.command:CommandRuntime",
         "plain": "agent_flow.runtimes.plain:PlainRuntime",
         "swebench": "agent_flow.runtimes.swebench:SwebenchRuntime",
         "swebench_sii": "agent_flow.runtimes.swebench:SwebenchRuntime",
+        "swebench_agent": "agent_flow.runtimes.swebench_agent:SwebenchAgentRuntime",
+        "swefactory": "agent_flow.runtimes.swefactory:SwefactoryRuntime",
+        "harbor": "agent_flow.runtimes.harbor:HarborRuntime",
     },
 }
 """Value: `module:Class`. The class has a `Config` (a msgspec Struct) and is built with `(config,
@@ -55,15 +62,14 @@ context)`. Several names may lead to one class; what is built of them shares not
 NOT_IN_THIS_VERSION: dict[Kind, dict[str, str]] = {
     "engine": {"vllm": "sglang", "local": "sglang", "openai": "sglang"},
     "flow": {},
-    "agent": {"litellm_agent": "minisweagent"},
-    "environment": {"e2b": "local"},
-    "runtime": {
-        "swebench_agent": "swebench",
-        "swefactory": "command",
-        "harbor": "command",
-    },
+    "agent": {},
+    "environment": {},
+    "runtime": {},
 }
 """Names of the original design that are to come. Value: what there is to use instead."""
+
+BRINGS_MODEL = frozenset({"litellm_agent"})
+"""Agents with a model of their own: an evaluation by one opens no engine."""
 
 _PROTOCOLS: dict[Kind, type] = {
     "engine": Engine,
@@ -102,9 +108,15 @@ def load_agent(context: ProviderContext) -> AgentProvider:
     return cast("AgentProvider", _load("agent", context.file.run.agent, context))
 
 
-def load_environments(context: ProviderContext) -> EnvironmentProvider:
-    """The environment provider that `[environment] provider` names."""
-    return cast("EnvironmentProvider", _load("environment", context.file.run.environment, context))
+def load_environments(
+    context: ProviderContext, section: Mapping[str, object] | None = None, way: Keys = ("environment",)
+) -> EnvironmentProvider:
+    """The environment provider that `[environment] provider` names.
+
+    `section`: another table of the file that is read in its place; it stands at `way`.
+    """
+    chosen = context.file.run.environment if section is None else section
+    return cast("EnvironmentProvider", _load("environment", chosen, context, way))
 
 
 def load_runtime(context: ProviderContext) -> Runtime:
@@ -150,23 +162,24 @@ def provider_class(
     return cast("type[ProviderClass]", found)
 
 
-def _load(kind: Kind, section: Mapping[str, object], context: ProviderContext) -> object:
+def _load(kind: Kind, section: Mapping[str, object], context: ProviderContext, way: Keys = ()) -> object:
+    way = way or (kind,)
     file = context.file
     name = section.get("provider")
     if not isinstance(name, str):
         said = "missing key" if name is None else "not a name:"
         raise ConfigError(
-            f"{said} '{kind}.provider'",
-            where=file.where((kind, "provider")),
+            f"{said} {dotted((*way, 'provider'))!r}",
+            where=file.where((*way, "provider")),
             fix=f"one of {', '.join(sorted(BUILTIN_PROVIDERS[kind]))}, or 'module:Class'",
         )
-    where = file.where((kind, "provider"))
+    where = file.where((*way, "provider"))
     python_path = _folders(context)
     found = provider_class(kind, name, where=where, python_path=python_path)
     options = {key: value for key, value in section.items() if key != "provider"}
     what = f"{kind} provider {name!r}"
     with translated(f"{what}: its Config cannot be used", where):
-        config = decode(options, found.Config, where=file.where, section=(kind,))
+        config = decode(options, found.Config, where=file.where, section=way)
     with searched(python_path if ":" in name else ()), translated(f"{what} could not be built", where):
         built = found(config, context)
     for attribute in _attributes(kind):

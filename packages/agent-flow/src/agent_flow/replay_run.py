@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -25,6 +26,11 @@ from agent_flow.worker import Place
 
 logger = logging.getLogger(__name__)
 
+_TIMES = re.compile(
+    r"\b\d+(?:\.\d+)?(?:e-?\d+)? ?(?:ns|us|µs|ms|s|secs?|seconds?|min|minutes?)\b"
+    r"|\b\d{4}-\d\d-\d\d\b|\b\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?\b"
+)
+"""What clocks put into the output of commands: how long something took, dates, times of day."""
 _AROUND = 12
 """Tokens that are shown before and after the first one that differs."""
 
@@ -39,6 +45,10 @@ class Replayed(msgspec.Struct, kw_only=True):
     """Calls of the engine in its last attempt."""
     differs: list[str] = []
     """In the order in which it was found; empty and `finished`: everything is the same."""
+    ended_same: bool = False
+    """The same exit status, reward and number of calls, whatever the tokens."""
+    more_than_times: bool = False
+    """Something differs that is no time figure in a text that the model was shown."""
 
 
 class Replay:
@@ -46,6 +56,7 @@ class Replay:
 
     def __init__(self, rollouts: Sequence[Replayed], folder: Path, left_out: int) -> None:
         self.folder = folder
+        self._tokenizer: Tokenizer | None = None
         self.left_out = left_out
         """Rollouts of the run that ended without samples."""
         self.rollouts = {item.dump.rollout_id: item for item in rollouts}
@@ -69,6 +80,12 @@ class Replay:
         if not kept:
             raise RecordingError("no rollout of this run was delivered", where=str(folder))
         dumps = [read_dump(folder / "rollouts" / rollout_id / NAME) for rollout_id in kept]
+        if not any(dump.calls for dump in dumps):
+            raise RecordingError(
+                "no engine was asked in this run, so there is nothing to replay: the answers of a model that "
+                "the agent brought are in messages.json of each rollout",
+                where=str(folder),
+            )
         sources = {dump.source for dump in dumps}
         if len(sources) > 1:
             raise RecordingError(f"rollouts of several sources: {', '.join(sources)}", where=str(folder))
@@ -79,6 +96,7 @@ class Replay:
 
     def engine(self, tokenizer: Tokenizer) -> RecordedEngine:
         """The engine that gives what was given."""
+        self._tokenizer = tokenizer
         return RecordedEngine(self, tokenizer)
 
     def places(self, tasks: Sequence[Task]) -> tuple[Place, ...]:
@@ -110,15 +128,32 @@ class Replay:
         """Compare a replayed rollout with its record."""
         item = self.rollouts[rollout.rollout_id]
         item.finished = True
+        ends = _ends_differ(item.dump, rollout)
         if item.calls != len(item.dump.calls):
-            item.differs.append(f"{item.calls} calls of the engine, {len(item.dump.calls)} were recorded")
-        item.differs += _ends_differ(item.dump, rollout)
-        item.differs += _samples_differ(item.dump.samples, samples)
+            ends.insert(0, f"{item.calls} calls of the engine, {len(item.dump.calls)} were recorded")
+        item.ended_same = not ends
+        item.differs += ends
+        found = _samples_differ(item.dump.samples, samples)
+        item.differs += found
+        if found and not (
+            self._tokenizer and _same_but_for_times(item.dump.samples, samples, self._tokenizer)
+        ):
+            item.more_than_times = True
 
     @property
     def same(self) -> int:
         """Rollouts with the same ids, masks, log-probabilities, versions and rewards."""
         return sum(item.finished and not item.differs for item in self.rollouts.values())
+
+    @property
+    def ended_same(self) -> int:
+        """Rollouts with the same exit status, reward and number of calls."""
+        return sum(item.ended_same for item in self.rollouts.values())
+
+    @property
+    def same_but_for_times(self) -> int:
+        """Rollouts that ended the same and whose tokens differ in time figures alone, or not at all."""
+        return sum(item.ended_same and not item.more_than_times for item in self.rollouts.values())
 
 
 class RecordedEngine:
@@ -155,6 +190,7 @@ class RecordedEngine:
         if reader is None:
             reader = self._open[request.rollout_id, request.attempt] = CallReader(item.dump.calls)
             item.differs.clear()  # of an attempt that failed
+            item.more_than_times = False
         if reader.given == reader.total:
             raise EngineError(
                 "replay_exhausted",
@@ -166,6 +202,8 @@ class RecordedEngine:
         item.calls = reader.given
         if not np.array_equal(prompt, request.prompt_ids):
             where = first_difference(prompt, request.prompt_ids, self._tokenizer)
+            texts = [self._tokenizer.decode(ids.tolist()) for ids in (prompt, request.prompt_ids)]
+            item.more_than_times |= _without_times(texts[0]) != _without_times(texts[1])
             item.differs.append(f"prompt of call {reader.given}, {where}")
         if call.error is not None:
             raise error_of(request.prompt_ids, call.error)
@@ -207,6 +245,25 @@ def _samples_differ(recorded: Sequence[SampleImage], samples: Sequence[Sample]) 
             if after[name] != data
         ]
     return found
+
+
+def _same_but_for_times(
+    recorded: Sequence[SampleImage], samples: Sequence[Sample], tokenizer: Tokenizer
+) -> bool:
+    """Whether what was sampled is the same byte for byte, and the rest but for time figures."""
+    if len(recorded) != len(samples):
+        return False
+    pairs = [(was, SampleImage.of(sample)) for was, sample in zip(recorded, samples, strict=True)]
+    return all(
+        was.sampled == now.sampled
+        and _without_times(tokenizer.decode(was.ids.tolist()))
+        == _without_times(tokenizer.decode(now.ids.tolist()))
+        for was, now in pairs
+    )
+
+
+def _without_times(text: str) -> str:
+    return _TIMES.sub("TIME", text)
 
 
 def _where(was: SampleImage, now: SampleImage) -> str:

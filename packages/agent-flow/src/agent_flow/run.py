@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -13,15 +14,17 @@ from agent_flow.clock import Clock
 from agent_flow.config import ConfigFile
 from agent_flow.destination import Destination, FolderOnly
 from agent_flow.errors import UsageError, unwrapped
+from agent_flow.eval_section import check_eval
 from agent_flow.events import Event, Listener, RolloutRow, Summary
 from agent_flow.interrupt import Interrupt
 from agent_flow.journal import Journal, Ledger, read_ledger
 from agent_flow.parts import Parts
-from agent_flow.protocols import ProviderContext
+from agent_flow.protocols import Counting, ProviderContext
 from agent_flow.replay_run import Replay
 from agent_flow.rollout import Mode
 from agent_flow.run_folder import RunFolder
 from agent_flow.scratch import scratch_folder
+from agent_flow.streak import Streak
 from agent_flow.task import Task
 from agent_flow.templates import tokenizer_of
 from agent_flow.worker import Habits, Place, Worker, places_of
@@ -114,12 +117,14 @@ class _Run:
         self._folder: RunFolder | None = None
         self._received = 0
         self._problem = ""
+        self._streak = Streak(0 if replay is not None else file.run.worker.stop_after_tasks)
+        self._engine: Mapping[str, int] = {}
 
     async def run(self) -> None:
         with scratch_folder() as scratch:
             tokenizer = tokenizer_of(self._file)
             context = ProviderContext(
-                file=self._file, clock=self._clock, tokenizer=tokenizer, scratch=scratch
+                file=self._file, clock=self._clock, tokenizer=tokenizer, scratch=scratch, mode=self._mode
             )
             await anyio.lowlevel.checkpoint()
             parts = Parts(context, None if self._replay is None else self._replay.engine(tokenizer))
@@ -129,6 +134,8 @@ class _Run:
             for task in tasks:
                 await anyio.lowlevel.checkpoint()
                 parts.templates.of(task)
+            if self._mode == "train" and self._replay is None:
+                check_eval(self._file)
             await anyio.lowlevel.checkpoint()
             self._tasks = tasks
             places = self._places()
@@ -200,10 +207,14 @@ class _Run:
             delivery=delivery,
             folder=folder,
             clock=self._clock,
-            listener=self._listener,
+            listener=self._streak.before(self._listener),
         )
         self._rows = worker.rows
-        await worker.run(places)
+        try:
+            await worker.run(self._streak.until_broken(places))
+        finally:
+            if isinstance(parts.engine, Counting):
+                self._engine = dict(parts.engine.stats())
 
     async def _close(self, folder: RunFolder, journal: Journal, delivery: Destination) -> None:
         interrupted = self._interrupt.happened
@@ -211,7 +222,10 @@ class _Run:
         with anyio.CancelScope(shield=True):
             await delivery.close(drain_s, hurry=interrupted)
             self._received, self._problem = delivery.received, delivery.problem
-            folder.write_index(self._rows)
+            try:
+                folder.write_index(self._rows)
+            except OSError as error:  # as on a full disk: what the run came to is told all the same
+                self._problem = "\n".join(filter(None, (self._problem, f"no index.html: {error}")))
             journal.write("run_ended", interrupted=interrupted.is_set())
 
     def result(self) -> RunResult:
@@ -224,19 +238,21 @@ class _Run:
             delivered=ledger.delivered,
             parked=ledger.parked,
             dropped=ledger.dropped,
+            ungraded=dict(Counter(row.ungraded for row in rows if row.ungraded)),
             rewards={task.instance_id: _mean_reward(task, rows) for task in self._tasks},
             prompt_tokens=sum(row.prompt_tokens for row in rows),
             sampled_tokens=sum(row.sampled_tokens for row in rows),
             seconds=round(anyio.current_time() - self._began_s, 3),
             received_by_trainer=self._received,
             samples=sum(row.samples for row in rows),
+            engine=self._engine,
         )
         return RunResult(
             summary=summary,
             rows=rows,
             ledger=ledger,
             folder=None if self._folder is None else self._folder.path,
-            problem=self._problem,
+            problem="\n".join(text for text in (self._streak.problem, self._problem) if text),
             interrupted=self._interrupt.happened.is_set(),
         )
 

@@ -21,6 +21,8 @@ from agent_flow.dump import NAME as DUMP
 from agent_flow.dump import RolloutDump, write_dump
 from agent_flow.errors import ConfigError, text_of
 from agent_flow.events import RolloutRow
+from agent_flow.messages_page import render_messages
+from agent_flow.redaction import masked_file
 from agent_flow.rollout import Rollout
 from agent_flow.templates import delta_road
 
@@ -68,11 +70,23 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class RunFolder:
-    """`run.toml`, `journal/`, `samples/`, `trainer/` and `rollouts/ID/` of one run."""
+class _Messages(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page shows of `messages.json`."""
 
-    def __init__(self, path: Path) -> None:
+    messages: list[dict[str, object]]
+
+
+class RunFolder:
+    """`run.toml`, `journal/`, `samples/`, `trainer/` and `rollouts/ID/` of one run.
+
+    Args:
+        path: The folder.
+        pages: So many rollouts get their page when they are written.
+    """
+
+    def __init__(self, path: Path, pages: int = 0) -> None:
         self.path = path
+        self._pages = iter(range(pages))  # taken by the threads that write rollouts
         self.journal = path / "journal"
         self.samples = path / "samples"
         self.trainer = path / "trainer"
@@ -87,11 +101,11 @@ class RunFolder:
         """
         parent = Path(file.run.run_dir).expanduser().resolve()
         path = parent / f"{file.run.name}-{clock.stamp()}-{clock.new_id()[:6]}"
-        folder = cls(path)
+        folder = cls(path, file.run.pages)
         try:
             for part in (folder.journal, folder.samples, folder.rollouts):
                 part.mkdir(parents=True)
-            (path / "run.toml").write_text(file.resolved(), encoding="utf-8")
+            (path / "run.toml").write_text(masked_file(file).resolved(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"cannot make the run folder: {error.strerror}",
@@ -140,7 +154,8 @@ class RunFolder:
             write(DUMP, lambda path: write_dump(path, dump()))
         if (verdict := rollout.verdict) is not None:
             write(_LOG, lambda path: path.write_text(verdict.log, encoding="utf-8", errors="surrogateescape"))
-        write(PAGE, page)
+        if next(self._pages, None) is not None:
+            write(PAGE, page)
         for name, content in rollout.artifacts.items():
             write(name, partial(_write_artifact, name, content))
         return tuple(failed)
@@ -153,7 +168,14 @@ class RunFolder:
             f'<td><code title="{row.rollout_id}">{row.rollout_id[:12]}</code></tr>'
             for row in rows
         )
-        page = _INDEX.format(name=escape(self.path.name), rows=cells)
+        kept = [self.rollouts / row.rollout_id for row in rows]
+        without = sum(folder.exists() and not (folder / PAGE).exists() for folder in kept)
+        more = (
+            f"<p>{without:,} more pages can be made: agent-flow view {escape(self.path.name)}"
+            if without
+            else ""
+        )
+        page = _INDEX.format(name=escape(self.path.name), rows=cells, more=more)
         (self.path / "index.html").write_text(page, encoding="utf-8")
         return self.path / "index.html"
 
@@ -177,12 +199,18 @@ code {{ opacity: .6; }}
 <h1>{name}</h1>
 <div class="wide"><table><tr><th>task<th>exit status<th>reward<th>turns<th>prompt tokens<th>sampled tokens
 <th>seconds<th>rollout</tr>{rows}</table></div>
+{more}
 """
 
 
 def write_page(folder: Path, conversation: Conversation, provenance: Provenance) -> Path:
-    """The self-contained page of one rollout, with every token."""
-    page = render_html(conversation, title=provenance.task_id, facts=provenance.facts())
+    """The self-contained page of one rollout, with every token, or its messages where there are none."""
+    title, facts = provenance.task_id, provenance.facts()
+    if conversation.turns:
+        page = render_html(conversation, title=title, facts=facts)
+    else:
+        found = msgspec.json.decode((folder / _MESSAGES).read_bytes(), type=_Messages)
+        page = render_messages(found.messages, title=title, facts=facts)
     (folder / PAGE).write_text(page, encoding="utf-8", errors="replace")
     return folder / PAGE
 

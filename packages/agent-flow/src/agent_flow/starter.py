@@ -11,22 +11,25 @@ import inspect as python
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import msgspec
 import tomli_w
 from msgspec import inspect
 
-from agent_flow.config import RunConfig
+from agent_flow.config import FILL_IN, RunConfig
 from agent_flow.decoding import bare
-from agent_flow.providers import BUILTIN_PROVIDERS, Kind, provider_class
+from agent_flow.providers import BRINGS_MODEL, BUILTIN_PROVIDERS, Kind, provider_class
 
 _WIDTH = 100
 _HEAD = """\
-# Configuration of agent-flow. Check it: agent-flow doctor {name}. Run it: agent-flow run {name}
+# Configuration of agent-flow. Check it: agent-flow doctor {name}. {start}
 # A line that begins with # and no space holds a default: take the # away to change it.
 # A key that is marked FILL IN has none.
 """
+_STARTS = {"run": "Run it", "eval": "For evaluation only"}
 _KINDS: dict[str, Kind] = {
     "engine": "engine",
     "flow": "flow",
@@ -34,6 +37,8 @@ _KINDS: dict[str, Kind] = {
     "environment": "environment",
     "runtime": "runtime",
 }
+_NONE: Mapping[str, object] = MappingProxyType({})
+_NO_FOLDERS: Mapping[str, Path] = MappingProxyType({})
 _WORDS: tuple[tuple[type[inspect.Type], str], ...] = (
     (inspect.StrType, "text"),
     (inspect.BoolType, "true or false"),
@@ -46,12 +51,18 @@ _WORDS: tuple[tuple[type[inspect.Type], str], ...] = (
 )
 
 
-def starter(providers: Mapping[Kind, str], *, name: str = "run.toml") -> str:
+def starter(
+    providers: Mapping[Kind, str],
+    *,
+    name: str = "run.toml",
+    python_path: Mapping[str, Path] = _NO_FOLDERS,
+) -> str:
     """The text of a configuration for these providers.
 
     Args:
         providers: A name or `module:Class` for each kind. A kind that is left out has no section.
         name: Of the file, for its first lines.
+        python_path: Folders in which modules are sought, by what the file says of each.
 
     Raises:
         ProviderError: one of them cannot be loaded.
@@ -59,12 +70,15 @@ def starter(providers: Mapping[Kind, str], *, name: str = "run.toml") -> str:
     info = cast("inspect.StructType", inspect.type_info(RunConfig))
     docs = field_docs(RunConfig)
     plain = [field for field in info.fields if field.encode_name not in _KINDS and _struct(field) is None]
-    lines = [_HEAD.format(name=name)]
-    lines += [line for field in plain for line in _key(field, docs)]
+    command = "eval" if providers.get("agent") in BRINGS_MODEL else "run"
+    lines = [_HEAD.format(name=name, start=f"{_STARTS[command]}: agent-flow {command} {name}")]
+    given = {"python_path": list(python_path)} if python_path else {}
+    lines += [line for field in plain for line in _key(field, docs, given)]
+    folders = tuple(python_path.values())
     for field in info.fields:
         kind = _KINDS.get(field.encode_name)
         if kind is not None and kind in providers:
-            lines += _provider_section(kind, providers[kind])
+            lines += _provider_section(kind, providers[kind], folders)
         elif kind is None and (struct := _struct(field)) is not None:
             lines += _section(field, struct)
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -100,8 +114,8 @@ def _section(field: inspect.Field, struct: inspect.StructType) -> list[str]:
     return _as_prose(lines) if optional else lines
 
 
-def _provider_section(kind: Kind, name: str) -> list[str]:
-    found = provider_class(kind, name)
+def _provider_section(kind: Kind, name: str, folders: tuple[Path, ...]) -> list[str]:
+    found = provider_class(kind, name, python_path=folders)
     others = [other for other in sorted(BUILTIN_PROVIDERS[kind]) if other != name]
     known = ", ".join(others) or "none"
     lines = [
@@ -129,11 +143,13 @@ def _keys(info: inspect.StructType, table: str) -> list[str]:
     return lines
 
 
-def _key(field: inspect.Field, docs: Mapping[str, str]) -> list[str]:
+def _key(field: inspect.Field, docs: Mapping[str, str], given: Mapping[str, object] = _NONE) -> list[str]:
     name, said, hint = field.encode_name, docs.get(field.name, ""), _hint(field.type)
     lines = ["", *_prose(said)]
+    if name in given:
+        return [*lines, f"{name} = {_toml(given[name])}"]
     if field.required:
-        marks = ", ".join(part for part in ("FILL IN", hint) if part)
+        marks = ", ".join(part for part in (FILL_IN, hint) if part)
         return [*lines, f"{name} = {_toml(_example(field.type))}  # {marks}"]
     default = _default(field)
     if default is None:
@@ -195,7 +211,7 @@ def _example(info: inspect.Type) -> object:
         return {}
     if isinstance(info, inspect.CollectionType):
         return [_example(info.item_type)]
-    return "FILL IN"
+    return FILL_IN
 
 
 def _toml(value: object) -> str:

@@ -34,6 +34,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Every column as it was read."""
     where: str = ""
     """File and line, for errors."""
+    time_limit_s: float | None = None
+    """The agent's work is cut after so long, with the exit status `TimeExceeded`. None: by its own limits and
+    the worker's alone."""
 
     def fresh(self) -> Task:
         """A copy for one user: what it does to its row, nobody else sees."""
@@ -70,8 +73,12 @@ def copied(value: T) -> T:
     return cast("T", found)
 
 
-def load_tasks(path: Path) -> tuple[Task, ...]:
+def load_tasks(path: Path, *, inner: str = "") -> tuple[Task, ...]:
     """Read every row of a file: Parquet if its name ends in `.parquet`, else JSON Lines.
+
+    Args:
+        path: The file.
+        inner: A column with a table of more columns, which win; rows may do without it. Empty: none.
 
     Raises:
         TaskRowError: the file cannot be read, or a row is malformed, empty, or named twice; says file and
@@ -81,6 +88,9 @@ def load_tasks(path: Path) -> tuple[Task, ...]:
     tasks: list[Task] = []
     seen: dict[str, str] = {}
     for where, columns in rows:
+        more = columns.get(inner)
+        if isinstance(more, dict):
+            columns = {**columns, **cast("dict[str, object]", more)}
         task = _decode_row(columns, where=where)
         place = where.removeprefix(f"{path}:").strip()
         if task.instance_id in seen:
@@ -173,15 +183,40 @@ def _without_nulls(row: Mapping[str, object]) -> dict[str, object]:
 
 def _decode_row(columns: dict[str, object], *, where: str) -> Task:
     named = {key: columns[key] for key in _NAMED if key in columns}
+    name = columns.get("instance_id")
+    said = f"{where} ({name})" if isinstance(name, str) else where
+    _refuse_images(columns, said)
     try:
         return msgspec.convert({**named, "row": columns, "where": where}, Task)
     except msgspec.ValidationError as error:
-        name = columns.get("instance_id")
+        fix = "a row needs instance_id and problem_statement, and what its runtime reads"
+        raise TaskRowError(str(error), where=said, fix=fix) from error
+
+
+def _refuse_images(columns: Mapping[str, object], where: str) -> None:
+    """What a model would have to see: parts of a message, and SWE-bench Multimodal's `image_assets`."""
+    statement, assets = columns.get("problem_statement"), columns.get(_IMAGES)
+    if isinstance(statement, list):
+        parts = cast("list[object]", statement)
+        kinds = [cast("dict[str, object]", part).get("type") for part in parts if isinstance(part, dict)]
+        seen = next((str(kind) for kind in kinds if kind != "text"), "")
+        what = f"images or sound ({seen})" if seen else "a list of content parts"
+        fix = "leave the row out" if seen else "write problem_statement as one text"
+        raise TaskRowError(f"the problem statement holds {what}, need text", where=where, fix=fix)
+    if isinstance(assets, str) and assets:
+        try:
+            assets = cast("object", json.loads(assets))
+        except json.JSONDecodeError as error:
+            raise TaskRowError(f"{_IMAGES} is not JSON", where=where) from error
+    if isinstance(assets, dict):
+        assets = [asset for asset in cast("dict[str, object]", assets).values() if asset]
+    if assets:
         raise TaskRowError(
-            str(error),
-            where=f"{where} ({name})" if isinstance(name, str) else where,
-            fix="a row needs instance_id and problem_statement, and what its runtime reads",
-        ) from error
+            f"the task comes with images ({_IMAGES}), which this version does not handle",
+            where=where,
+            fix="leave the row out",
+        )
 
 
+_IMAGES = "image_assets"
 _NAMED = ("instance_id", "problem_statement", "chat_template_kwargs")

@@ -42,9 +42,12 @@ class Templates:
         key = json.dumps(variables, sort_keys=True)
         if key not in self._compiled:
             try:
-                self._compiled[key] = ChatTemplate.compile(
+                compiled = ChatTemplate.compile(
                     self._tokenizer, self._text, tools=self._tools or None, template_kwargs=variables
                 )
+                # As every rollout will do it: text of a tool must not become a control token.
+                compiled.control("escape")
+                self._compiled[key] = compiled
             except TokenTrackingError as error:
                 raise ConfigError(
                     f"the chat template cannot be used: {error}", where=str(self._path)

@@ -36,7 +36,10 @@ def view_rollout(folder: Path) -> Path:
         conversation = Conversation.from_bytes(_read(folder / SNAPSHOT), template)
     except TokenTrackingError as error:
         raise RecordingError(str(error), where=str(folder / SNAPSHOT)) from error
-    return write_page(folder, conversation, provenance)
+    try:
+        return write_page(folder, conversation, provenance)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RecordingError(f"its page cannot be made: {error}", where=str(folder)) from error
 
 
 def view_run(folder: Path) -> tuple[Path, tuple[str, ...]]:

@@ -119,7 +119,7 @@ class Worker:
 
     async def _run_to_its_end(self, place: Place, rollout_id: str) -> bool:
         """Returns whether another has to take its place."""
-        task = place.task
+        task, refill = place.task, False
         end = _End(self, task, rollout_id)
         self._journal.write(
             "started", rollout_id, task=task.instance_id, group_id=place.group_id, member=place.member
@@ -127,15 +127,14 @@ class Worker:
         try:
             self._listener(Event(event="rollout_started", task=task.instance_id, rollout_id=rollout_id))
             await self._attempts(place, rollout_id, end)
+            return False
         except JournalError:
             raise
         except UsageError as error:
             end.dropped("flow/usage", text_of(error), fault="task")
-            await self._write_files(end)
         except RolloutError as error:
             end.dropped(error.reason, error.message, error.evidence, fault=error.fault)
-            await self._write_files(end)
-            return outcome_of_error(error).refill
+            refill = outcome_of_error(error).refill
         except DeliveryError as error:
             end.dropped("delivery/refused", str(error))
         except (KeyboardInterrupt, GeneratorExit):
@@ -152,7 +151,8 @@ class Worker:
                 raise
             logger.exception("rollout %s failed", rollout_id)
             end.dropped(reason, note, evidence)
-        return False
+        await self._write_files(end)
+        return refill
 
     async def _attempts(self, place: Place, rollout_id: str, end: _End) -> None:
         for attempt in range(self._config.max_attempts):
@@ -331,7 +331,7 @@ class _End:
         fault: Fault | Literal[""] = "",
     ) -> RolloutRow:
         rollout = self.rollout
-        conversation = None if rollout is None else rollout.conversation
+        conversation, ungraded = (rollout.conversation, rollout.ungraded) if rollout else (None, None)
         return RolloutRow(
             rollout_id=self.rollout_id,
             task=self._task.instance_id,
@@ -344,6 +344,7 @@ class _End:
             seconds=self.seconds,
             samples=samples,
             dropped=dropped,
-            fault=fault,
+            fault=fault or (ungraded.fault if ungraded else ""),
+            ungraded=ungraded.reason if ungraded and not dropped else "",
             note=note,
         )

@@ -31,6 +31,7 @@ TURNS = [
 ]
 
 
+@pytest.mark.original("A-run", "A-minisweagent")
 async def test_a_run_and_its_tokens(bench, drive):
     made = bench(AGENT, TURNS)
     done = await made.leg(drive.Leg())
@@ -55,6 +56,7 @@ def tokens_of(leg):
     return [{key: sample[key] for key in ("ids", "mask", "prompt")} for sample in leg.samples]
 
 
+@pytest.mark.original("A-run-aborted", "A-agent-state-between")
 @pytest.mark.parametrize(("turn", "tokens"), [(0, 0), (1, 2), (2, 0), (2, 7), (3, 1)])
 async def test_goes_on_where_it_was_cut(bench, drive, turn, tokens):
     made = bench(AGENT, TURNS)
@@ -74,6 +76,7 @@ async def test_goes_on_where_it_was_cut(bench, drive, turn, tokens):
     assert rest.patch == whole.patch
 
 
+@pytest.mark.original("B-saved-state")
 @pytest.mark.slow
 async def test_goes_on_in_another_process(bench, drive, process):
     made = bench(AGENT, TURNS)
@@ -88,6 +91,7 @@ async def test_goes_on_in_another_process(bench, drive, process):
     assert rest.patch == whole.patch
 
 
+@pytest.mark.original("B-partial-turns")
 async def test_the_call_that_was_cut_counts_once(bench, drive):
     made = bench('provider = "minisweagent"\nstep_limit = 4', TURNS)
     leg = drive.Leg()

@@ -71,6 +71,18 @@ async def test_a_keeper_that_was_killed_is_started_again(bench, drive):
         assert (await shell.run("pwd; echo $A; ls ran", timeout_s=10)).output.startswith("/usr\n1\nls: ")
 
 
+@pytest.mark.parametrize("command", ['kill -9 $(cat "$__af/keeper") $$', 'rm -rf "$__af"'])
+async def test_a_command_that_ends_all_of_it_is_not_waited_for(bench, drive, command):
+    made = bench('provider = "minisweagent"', [])
+    async with AsyncExitStack() as stack:
+        _, environment = await made.sandbox(stack)
+        shell = await Shell.start(environment)
+        lost = await shell.run(command, timeout_s=3600)
+        assert (lost.ended, lost.exit_code) == (True, 137)
+        assert "lost while the command ran" in lost.output
+        assert (await shell.run("echo on", timeout_s=10)).output == "on\n"
+
+
 async def test_a_shell_whose_folder_was_removed_is_started_again(bench, drive):
     made = bench('provider = "minisweagent"', [])
     async with AsyncExitStack() as stack:

@@ -24,6 +24,7 @@ STATE = AgentState(
 )
 
 
+@pytest.mark.original("A-abort-fields", "A-abort-pickles")
 def test_an_abort_carries_what_there_was_and_is_picklable():
     record = GenerationRecord(
         prompt_ids=np.array([1, 2], dtype=np.int32),
@@ -40,6 +41,7 @@ def test_an_abort_carries_what_there_was_and_is_picklable():
     assert GenerationAborted().records == ()
 
 
+@pytest.mark.original("A-abort-base")
 async def test_a_scaffold_cannot_swallow_an_abort_or_an_error_of_ours():
     def swallow(error):
         def work():
@@ -59,10 +61,12 @@ async def test_a_scaffold_cannot_swallow_an_abort_or_an_error_of_ours():
     assert await run_scaffold(swallow(KeyError("of the scaffold")), threads) == "exit_error"
 
 
+@pytest.mark.original("A-agent-state")
 def test_a_state_comes_back_as_it_was():
     assert AgentState.from_bytes(STATE.to_bytes()) == STATE
 
 
+@pytest.mark.original("A-snapshot-keys", "A-agent-state")
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -80,6 +84,7 @@ def test_a_damaged_state_is_refused(old, new):
         AgentState.from_bytes(data.replace(old, new))
 
 
+@pytest.mark.original("A-agent-state")
 def test_the_state_of_another_agent_or_version_is_refused():
     STATE.check("minisweagent", "2.4.6")
     for agent, version in (("sweagent", "2.4.6"), ("minisweagent", "2.5.0")):

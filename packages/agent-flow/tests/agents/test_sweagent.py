@@ -50,6 +50,16 @@ def sampled(made, done):
     return [[text_of(made, ids[:-1]) for ids in sample["sampled"]] for sample in done.samples]
 
 
+@pytest.mark.original(
+    "A-builder-name",
+    "A-problem-statement",
+    "A-run",
+    "A-query-shape",
+    "A-observations",
+    "A-no-trajectory-file",
+    "A-sweagent",
+    "A-query-history",
+)
 async def test_a_run_and_its_tokens(bench, drive):
     made = bench(agent(), TURNS)
     done = await made.leg(drive.Leg())
@@ -66,6 +76,9 @@ async def test_a_run_and_its_tokens(bench, drive):
     assert (Path(folder).name, colour) == ("repo", "blue")
 
 
+@pytest.mark.original(
+    "A-prompt-boundary", "A-first-turn-fails", "A-requery-resample", "A-requery-shown", "A-error-logs"
+)
 @pytest.mark.parametrize(
     ("requery", "samples"), [("keep", [[BAD, FIX, SUBMIT]]), ("forget", None), ("resample", None)]
 )
@@ -103,6 +116,19 @@ WAYS = {
 }
 
 
+@pytest.mark.original(
+    "A-backfill-exit-status",
+    "A-limit-context",
+    "A-limit-calls",
+    "A-exit-format",
+    "A-exit-forfeit",
+    "A-exit-command",
+    "A-exit-command-timeout",
+    "A-exit-context",
+    "A-exit-max-iter",
+    "A-autosubmit",
+    "A-autosubmit-tokens",
+)
 @pytest.mark.parametrize(
     "status", [status if status in QUICK else pytest.param(status, marks=SLOW) for status in WAYS]
 )
@@ -121,6 +147,7 @@ async def test_ends(bench, drive, status):
     assert outcome_of(status, "train").ends == status
 
 
+@pytest.mark.original("A-requery-counted", "A-requery-retry-words")
 @pytest.mark.parametrize(
     "command",
     [
@@ -139,6 +166,7 @@ async def test_every_requery_counts(bench, drive, command):
     assert sum(map(len, sampled(made, done))) == 3
 
 
+@pytest.mark.original("A-query-shape")
 async def test_arguments_of_the_wrong_kind_are_a_format_error(bench, drive):
     bad = '<tool_call>\n{"name": "bash", "arguments": ["ls"]}\n</tool_call>'
     number = '<tool_call>\n{"name": "bash", "arguments": {"command": 7}}\n</tool_call>'
@@ -146,6 +174,15 @@ async def test_arguments_of_the_wrong_kind_are_a_format_error(bench, drive):
     assert (await made.leg(drive.Leg())).exit_status == "submitted"
 
 
+@pytest.mark.original(
+    "A-limit-cost",
+    "A-raised",
+    "A-requery-counted",
+    "A-exit-cost",
+    "A-exit-api",
+    "A-exit-environment",
+    "A-exit-error",
+)
 @pytest.mark.slow
 async def test_the_table_of_exceptions(bench, drive):
     from agent_flow.agents import swe_scaffold as swe
@@ -190,6 +227,7 @@ async def test_the_table_of_exceptions(bench, drive):
             await made.leg(drive.Leg(), agent=raising)
 
 
+@pytest.mark.original("A-exit-total-time")
 @pytest.mark.slow
 async def test_time_runs_out(bench, drive, tmp_path):
     config = tmp_path / "short.yaml"
@@ -199,6 +237,7 @@ async def test_time_runs_out(bench, drive, tmp_path):
     assert (await made.leg(drive.Leg())).exit_status == "exit_total_execution_time"
 
 
+@pytest.mark.original("A-exit-infrastructure")
 async def test_an_engine_failure_is_itself(bench, drive):
     made = bench(agent(), TURNS)
     engine = made.engine(raises={1: EngineError("down", "no answer", retryable=True)})
@@ -206,13 +245,25 @@ async def test_an_engine_failure_is_itself(bench, drive):
         await made.leg(drive.Leg(), engine=engine)
 
 
+@pytest.mark.original("A-exit-infrastructure")
 @pytest.mark.slow
 async def test_a_sandbox_failure_is_itself(bench, drive):
-    made = bench(agent(), [call('rm -rf "$__af"'), FIX])
-    with pytest.raises(EnvError, match="the shell of the sandbox is gone"):
+    # A shell whose folder is removed is started anew; not where there is no place for one.
+    made = bench(agent(), [call('rm -rf "$__af"; touch "$__af"'), FIX])
+    with pytest.raises(EnvError, match="the shell's folder cannot be made"):
         await made.leg(drive.Leg())
 
 
+@pytest.mark.original(
+    "A-result-is-last",
+    "A-run-aborted",
+    "A-resume-order",
+    "A-snapshot-open-turn",
+    "A-tokens-reset",
+    "A-requery-counter",
+    "A-agent-state-between",
+    "B-partial-parser",
+)
 @pytest.mark.parametrize(
     ("requery", "turn", "tokens"),
     [
@@ -240,6 +291,7 @@ async def test_goes_on_where_it_was_cut(bench, drive, turn, tokens, requery):
     assert rest.patch == whole.patch
 
 
+@pytest.mark.original("A-resume-shell", "B-saved-state")
 @pytest.mark.slow
 async def test_goes_on_in_another_process(bench, drive, process):
     """Its shell is the one it left: folder, variables and background jobs."""
@@ -259,6 +311,7 @@ async def test_goes_on_in_another_process(bench, drive, process):
     assert rest.patch == whole.patch
 
 
+@pytest.mark.original("A-sweagent-original")
 @pytest.mark.slow
 async def test_the_original_loop(bench, drive):
     made = bench(agent("OriginalSweAgent"), [BAD, FIX, SUBMIT])
@@ -288,6 +341,7 @@ async def test_where_root_is_not_the_sandbox_s_own(bench, drive):
     assert " /root/" not in shown
 
 
+@pytest.mark.original("A-edited-files")
 @pytest.mark.slow
 async def test_a_patch_of_files_that_are_not_utf8_and_files_that_are_gone(bench, drive):
     turns = [call("printf 'caf\\351\\n' > latin.txt; git rm -q answer.py"), SUBMIT]
@@ -297,6 +351,7 @@ async def test_a_patch_of_files_that_are_not_utf8_and_files_that_are_gone(bench,
     assert "-ANSWER = 41" in done.patch
 
 
+@pytest.mark.original("A-should-eval-submitted", "A-sweagent")
 @pytest.mark.slow
 async def test_a_whole_run_to_its_reward(cli, example, tmp_path):
     """The recorded turns of mini-swe-agent's quickstart, with SWE-agent's way to submit."""

@@ -21,6 +21,7 @@ except ProviderError as error:
 """
 
 
+@pytest.mark.original("A-provider-lazy")
 def test_what_is_missing_is_named():
     done = subprocess.run(
         [sys.executable, "-c", CODE],

@@ -19,7 +19,7 @@ PROMPT = (151644, 872, 198, 9707, 151645, 198, 151644, 77091, 198)
 
 
 @pytest.fixture
-def engine(tmp_path):
+def engine(tmp_path, qwen_tokenizer):
     """Builds the engine of a configuration's `[engine]` table."""
 
     def build(*addresses, sampling=None, **section) -> SglangEngine:
@@ -32,7 +32,7 @@ def engine(tmp_path):
         if addresses:
             values["engine"]["addresses"] = list(addresses)
         file = config_of(values, base=tmp_path)
-        context = ProviderContext(file=file, clock=Clock(), tokenizer=None, scratch=tmp_path)
+        context = ProviderContext(file=file, clock=Clock(), tokenizer=qwen_tokenizer, scratch=tmp_path)
         return load_engine(context)
 
     return build
@@ -158,6 +158,7 @@ async def test_nothing_is_sampled_outside_the_session(engine):
         await engine("http://host:1").generate(turn())
 
 
+@pytest.mark.original("B-generate-for-partial")
 async def test_a_rollout_is_aborted_with_what_there_is(engine, server, wire):
     built = engine(wire.address, stream_interval=1)
     got = []
@@ -170,6 +171,7 @@ async def test_a_rollout_is_aborted_with_what_there_is(engine, server, wire):
     assert 0 < len(ids_of(records)) < 2000
 
 
+@pytest.mark.original("B-server-fails")
 async def test_a_connection_that_is_lost_costs_no_token(engine, kind, server, wire):
     """Two ways to one server: the one that is used is cut in mid answer.
 

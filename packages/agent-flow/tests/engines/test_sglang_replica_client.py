@@ -33,6 +33,7 @@ async def failure(client, request):
 
 
 # -- what is sent --
+@pytest.mark.original("A-temperature-0", "B-generate-limit-unset")
 async def test_everything_that_shapes_the_distribution_is_sent(make_request):
     request = make_request(7, stop_ids=[9, 3], temperature=0, top_k=0, salt="run-a/3")
     body = json.loads(generate_body(request, 16))
@@ -87,6 +88,20 @@ async def test_sampling_that_can_be_trained(sampling):
 async def test_sampling_that_cannot(sampling):
     with pytest.raises(UsageError, match=r"run.toml \[sampling\]: .*top_k from 1 to 4096"):
         check_sampling(SamplingConfig(**sampling), "run.toml [sampling]")
+
+
+@pytest.mark.parametrize(("wrong", "size"), [(-1, None), (-1, 151669), (151669, 151669)])
+async def test_an_id_that_is_no_token_is_not_sent(scripted, make_request, wrong, size):
+    """The scheduler of the real server dies of one, and every call on it with that."""
+    server = await scripted()
+    async with open_client(server.address, vocab_size=size) as client:
+        with pytest.raises(EngineError, match=f"was not sent: it holds {wrong} at 2, ") as refused:
+            await client.sample(make_request(2, prompt=(0, 151668, wrong, 5, -7)))
+        (record,) = await client.sample(make_request(2, prompt=(0, 151668, 5)))
+    assert (refused.value.cause, refused.value.fault) == ("vocabulary", "task")
+    assert not refused.value.retryable
+    assert len(record.output_ids) == 2
+    assert sum(path == "/generate" for path, _, _ in server.requests) == 1
 
 
 async def test_the_session_stands_in_a_header(scripted, make_request):

@@ -75,6 +75,7 @@ def test_a_recorded_stop(recording, make_request):
     assert (record.finish_reason, record.stop_id) == ("stop", 134159)
 
 
+@pytest.mark.original("A-weight-version")
 @pytest.mark.parametrize(("name", "where"), [("spans_cumulative", 24), ("spans_incremental", 11)])
 def test_new_weights_in_mid_answer_are_two_records(ask, name, where):
     events, request = ask(name)

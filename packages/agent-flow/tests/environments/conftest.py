@@ -1,6 +1,7 @@
 """Places where environments are tried out: this machine, containers, a fake and a real cluster."""
 
 import io
+import json
 import os
 import shlex
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ import pytest
 from agent_flow.clock import Clock
 from agent_flow.config import load_config
 from agent_flow.environments.docker import DockerEnvironments
+from agent_flow.environments.e2b import E2bEnvironments
 from agent_flow.environments.k8s import KubernetesEnvironments
 from agent_flow.environments.local import LocalEnvironments
 from agent_flow.environments.repository import git
@@ -34,7 +37,7 @@ PYTHON_IMAGE = "localhost/agent-flow-test-python:1"
 TOOLS = "localhost/agent-flow-test-tools:1"
 PROGRAMS = """bash sh basename cat chmod cp cut date dd dirname env false find git git-upload-pack grep
     head id kill ln ls mkdir mktemp mv od printf ps pwd readlink rm rmdir sed seq setsid sha256sum sleep sort
-    stat tail tee test touch tr true uname wc"""
+    stat tail tee test touch tr true uname wc xargs"""
 
 
 SLOW_IN_CONTAINERS = ("test_base_commit.py", "test_guard.py")
@@ -80,6 +83,14 @@ def why_no_fake() -> str:
     return why_no_process_pods()
 
 
+def why_no_e2b() -> str:
+    if not find_spec("e2b"):
+        return "the extra agent-flow[e2b] is not installed"
+    from sandbox_k8s.testing import why_no_process_pods
+
+    return why_no_process_pods()
+
+
 def container_program() -> str:
     """The first program that can run a container here."""
     for name in ("docker", "podman"):
@@ -93,11 +104,12 @@ WHY_NOT = {
     "fake": why_no_fake,
     "k8s": why_no_cluster,
     "docker": lambda: "" if container_program() else "neither docker nor podman works here",
+    "e2b": why_no_e2b,
 }
 
 
 @pytest.fixture(
-    params=["local", "fake", "docker", pytest.param("k8s", marks=pytest.mark.cluster)], scope="session"
+    params=["local", "fake", "docker", "e2b", pytest.param("k8s", marks=pytest.mark.cluster)], scope="session"
 )
 def place_name(request) -> str:
     if why := WHY_NOT[request.param]():
@@ -172,7 +184,12 @@ def make_place(context, request):
         images = request.getfixturevalue("cluster_images")
         return kubernetes("k8s", KUBECONFIG, images.sandbox, images.tools, **keys)
 
-    kinds = {"local": local, "docker": docker, "fake": fake, "k8s": k8s}
+    def e2b(**keys) -> Place:
+        server = request.getfixturevalue("e2b_server")
+        environments = E2bEnvironments(E2bEnvironments.Config(**server.config | keys), context)
+        return Place("e2b", environments, "testbed", lambda: server.sandboxes(environments.run_id))
+
+    kinds = {"local": local, "docker": docker, "fake": fake, "k8s": k8s, "e2b": e2b}
     return lambda name, **keys: kinds[name](**keys)
 
 
@@ -182,6 +199,42 @@ def fake():
 
     with FakeCluster(FakeClusterConfig(pods="process", speed=20)) as cluster:
         yield cluster
+
+
+class E2bServer:
+    """The server of tests/environments/e2b_server.py, in a process of its own."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.key_file = folder / "api.key"
+        self.key_file.write_text("e2b_0123456789abcdef0123456789abcdef01234567\n")
+
+    @property
+    def config(self) -> dict[str, str]:
+        urls = {"api_url": self.url, "sandbox_url": self.url}
+        return {"api_key_file": str(self.key_file), "template": "testbed"} | urls
+
+    def tell(self, what: str, **values) -> dict:
+        """Have something happen to a sandbox or to a call; says what the server has seen."""
+        body = json.dumps(values).encode()
+        asked = urllib.request.Request(f"{self.url}/_test/{what}", data=body)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+            return json.load(answer)
+
+    def sandboxes(self, run: str) -> list[str]:
+        """Of a run, those that live."""
+        seen = self.tell("look")["sandboxes"]
+        return [name for name, one in seen.items() if one["body"]["metadata"]["agent-flow.run"] == run]
+
+
+@pytest.fixture(scope="session")
+def e2b_server(testbed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("e2b")
+    command = [sys.executable, str(Path(__file__).parent / "e2b_server.py"), str(folder), str(testbed.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        yield E2bServer(folder, int(server.stdout.readline()))
+        server.stdin.close()
+        server.wait(timeout=60)
 
 
 def pods_of(kubeconfig: Path, run: str) -> list[str]:
@@ -379,6 +432,12 @@ def bring_image(tmp_path_factory) -> Callable[[str, bytes], None]:
         subprocess.run([*shlex.split(LOAD), str(archive)], check=True, capture_output=True)
 
     return bring
+
+
+@pytest.fixture(scope="session")
+def machine_image_layer() -> Callable[..., bytes]:
+    """See `machine_layer`."""
+    return machine_layer
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_flow.environments.base_commit import ATTRIBUTES, FUNCTIONS, Base, BaseCommits, prune
+from agent_flow.environments.base_commit import ATTRIBUTES, Base, BaseCommits, prune
 from agent_flow.environments.patch import capture_patch, choose
 from agent_flow.environments.repository import git
+from agent_flow.environments.staging import FUNCTIONS
 from agent_flow.errors import EnvError
 from agent_flow.protocols import EnvironmentSpec
 
@@ -226,7 +227,8 @@ async def test_one_staged_file_that_is_unreadable_costs_no_other(sandbox, bases)
 def test_what_was_read_and_changed_again_is_in_the_patch(tmp_path):
     """A log that is still written to is not said to be left out."""
     raw = b":000000 100644 %s %s A\0run.txt\0" % (b"0" * 40, b"1" * 40)
-    parts = {b"raw": raw, b"sizes": b"", b"large": b"", b"ignored": b"", b"unread": b"run.txt\0gone.txt\0"}
+    parts = {b"raw": raw, b"unread": b"run.txt\0gone.txt\0"}
+    parts |= dict.fromkeys((b"sizes", b"large", b"ignored", b"inner", b"odd"), b"")
     report = b"".join(b"%s %d\n%s" % (name, len(data), data) for name, data in parts.items())
     base = Base(git=tmp_path, commit="", tree="", max_file_bytes=9)
     _, left_out = choose(report, base)

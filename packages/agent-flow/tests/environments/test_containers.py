@@ -2,7 +2,7 @@
 
 import pytest
 from agent_flow.environments.docker import DockerEnvironments, start_failure
-from agent_flow.errors import ConfigError
+from agent_flow.errors import ConfigError, EnvError
 
 pytestmark = pytest.mark.anyio
 
@@ -67,3 +67,13 @@ async def test_a_client_without_its_daemon_is_none(context, monkeypatch, tmp_pat
 def test_what_the_programs_print_has_a_cause(said, cause, fault, retryable):
     error = start_failure("none:1", said)
     assert (error.cause, error.fault, error.retryable, error.evidence) == (cause, fault, retryable, said)
+
+
+async def test_a_full_disk_is_nobodys_fault(why_not, request, in_image):
+    if why := why_not("docker"):
+        pytest.skip(why)
+    made = request.getfixturevalue("make_place")("docker")
+    async with made.environments.session(), made.environments.open(in_image(made)) as environment:
+        with pytest.raises(EnvError) as caught:
+            await environment.write("/dev/full", b"x\n")
+    assert (caught.value.cause, caught.value.fault, caught.value.retryable) == ("no_space", "infra", True)

@@ -22,6 +22,7 @@ def repository(tmp_path):
     return EnvironmentSpec(repository=tmp_path / "demo", base_commit=commit)
 
 
+@pytest.mark.original("A-k8s-settings")
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
@@ -49,6 +50,7 @@ async def test_a_kubeconfig_that_is_not_there_is_said_at_the_start(context, why_
             pass
 
 
+@pytest.mark.original("A-generate-start-error")
 @pytest.mark.parametrize(
     ("doom", "cause", "fault"),
     [("image-not-found", "image_not_found", "image"), ("oom-at-start", "oom_at_start|start_failed", "task")],
@@ -71,6 +73,7 @@ async def test_a_pod_that_does_not_come_up_says_why(why_not, request, repository
     assert made.left() == []
 
 
+@pytest.mark.original("A-one-owner")
 async def test_a_sandbox_that_another_worker_took_costs_no_rollout(context, repository):
     """Its stop is refused: counted, logged, and what was done in it stands."""
     root = context.scratch / "taken"
@@ -102,14 +105,16 @@ async def test_a_sandbox_that_is_lost_is_an_infrastructure_failure(context, repo
     assert (row.sample, row.reward) == (False, None)
 
 
+@pytest.mark.original("A-k8s-settings")
 def test_every_key_is_documented():
     """`init` and the reference are made from these."""
     import ast
     import inspect
 
     from agent_flow.environments.docker import DockerEnvironments
+    from agent_flow.environments.e2b import E2bEnvironments
 
-    for provider in (KubernetesEnvironments, DockerEnvironments, LocalEnvironments):
+    for provider in (KubernetesEnvironments, DockerEnvironments, E2bEnvironments, LocalEnvironments):
         (tree,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(provider))).body
         (config,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         keys = [

@@ -1,8 +1,9 @@
-"""Whole rollouts of the quickstart in pods and in containers: agent's sandbox, patch, grader's sandbox."""
+"""Whole rollouts of the quickstart in pods, containers and E2B: agent's sandbox, patch, grader's sandbox."""
 
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -11,7 +12,9 @@ pytestmark = pytest.mark.timeout(300)  # images are made on the way
 TASKS = ("spanset-14",)
 
 
-@pytest.fixture(params=["fake", "docker", pytest.param("k8s", marks=pytest.mark.cluster)], scope="module")
+@pytest.fixture(
+    params=["fake", "docker", "e2b", pytest.param("k8s", marks=pytest.mark.cluster)], scope="module"
+)
 def section(request, why_not, tmp_path_factory, testbed):
     """`[environment]` of a place, and what looks at its sandboxes afterwards."""
     if why := why_not(request.param):
@@ -20,6 +23,8 @@ def section(request, why_not, tmp_path_factory, testbed):
     if request.param == "docker":
         return {"provider": "docker", "image": need("python_container_image"), "pull": "never"}
     run = f"af-{os.urandom(6).hex()}"
+    if request.param == "e2b":
+        return {"provider": "e2b", "env": {"RUN": run}, **need("e2b_server").config}
     made = {
         "provider": "k8s", "injection": "image_volume", "run": run, "cpu": 0.5, "memory_mib": 512,
         "run_key_file": str(tmp_path_factory.mktemp("key") / "run.key"), "image_pull_policy": "IfNotPresent",
@@ -51,6 +56,7 @@ def finished(section, cli, example, tmp_path_factory):
     return cli("run", folder / "run.toml", "--json", cwd=folder)
 
 
+@pytest.mark.original("A-own-face", "A-docker", "A-k8s")
 def test_the_rollout_is_graded_as_the_example_says(finished, example):
     assert finished.code == 0, finished.stdout + finished.stderr
     expected = json.loads((example / "expected.json").read_text())
@@ -63,14 +69,27 @@ def test_its_files_say_where_it_ran(finished, section):
     provenance = json.loads((folder / "provenance.json").read_text())
     values = provenance["produced_by"]
     assert values["environment"] == section["provider"]
-    assert values["environment_image"] == section["image"]
+    assert values["environment_image"] == section.get("image", section.get("template"))
     assert len(values["base_commit"]) == 40
     assert (values["base_dirty"], values["surface_tests"], values["surface_configuration"]) == (0, 0, 0)
     assert (folder / "patch.diff").read_bytes().startswith(b"diff --git ")
 
 
-def test_no_sandbox_is_left(finished, section, left_in_cluster):
-    if section["provider"] == "docker":
+def test_no_key_is_in_any_file(finished, section):
+    if section["provider"] != "e2b":
+        pytest.skip("there is a key in no other section")
+    key = Path(section["api_key_file"]).read_bytes().strip()
+    files = [path for path in finished.folder.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if key in path.read_bytes()] == []
+    assert key.decode() not in finished.stdout + finished.stderr
+
+
+def test_no_sandbox_is_left(finished, section, left_in_cluster, request):
+    if section["provider"] == "e2b":
+        seen = request.getfixturevalue("e2b_server").tell("look")["sandboxes"].values()
+        assert [one for one in seen if one["body"]["envVars"].get("RUN") == section["env"]["RUN"]] == []
+    elif section["provider"] == "docker":
         program = (
             subprocess.run(
                 ["sh", "-c", "docker ps -q >/dev/null 2>&1 && echo docker || echo podman"],

@@ -147,14 +147,13 @@ def test_a_classic_row_names_the_missing_columns_and_the_way_out(load, row):
     assert "tasks.jsonl:1 (calc__unittest-1)" in said
 
 
+@pytest.mark.original("A-multimodal")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"log_parser": "parse_log_pytset"}, "did you mean 'parse_log_pytest'?"),
         ({"eval_type": "all"}, "fail_only or pass_and_fail"),
         ({"eval_script": ""}, "needs the columns eval_script"),
-        ({"image_assets": json.dumps({"test_patch": [{"path": "a.png", "url": "x"}]})}, "images"),
-        ({"image_assets": "{"}, "image_assets is not JSON"),
         ({"version": None}, "version"),
         ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
     ],
@@ -166,11 +165,7 @@ def test_a_row_that_cannot_work_is_refused_before_the_run(load, row, change, sai
     assert "tasks.jsonl:1" in str(caught.value)
 
 
-def test_no_images_is_no_obstacle(load, row):
-    assert load({**row, "image_assets": "{}"}, repos="")
-    assert load({**row, "image_assets": {"test_patch": []}}, repos="")
-
-
+@pytest.mark.original("A-swebench")
 async def test_a_row_runs_from_patch_to_reward(swebench, project, row, anyio_backend):
     lists = {name: json.dumps(row[name]) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     async with open_grader(load_config(project({**row, **lists})), Clock()) as grader:

@@ -51,6 +51,7 @@ def their_verdict(swebench, runner_row, tmp_path):
     return call
 
 
+@pytest.mark.original("A-swebench")
 @pytest.mark.parametrize("name", RUNNERS)
 @pytest.mark.parametrize("state", ["base", "solved"])
 def test_the_verdict_is_swebench_s_own(name, state, read, runner_log, runner_row, their_verdict):
@@ -84,6 +85,7 @@ def test_what_is_not_in_the_log_is_not_guessed(read, runner_log):
         seen.verdict()
 
 
+@pytest.mark.original("A-reward-infrastructure")
 def test_a_log_that_was_cut_is_an_infrastructure_failure(read, runner_log, their_verdict):
     """swebench scores it as unresolved; a pod that was killed says nothing about the patch."""
     log = runner_log("pytest", "solved").partition("+ SWEBENCH_TEST_EXIT_CODE")[0]

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from jinja2 import StrictUndefined, Template
+
+from agent_flow.agents.mini_templates import compiled_once
 from agent_flow.agents.state import AgentState
 from agent_flow.agents.variables import variables
 from agent_flow.rollout import Message
@@ -57,5 +61,28 @@ def import_scaffold(scratch: Path) -> SimpleNamespace:
         import minisweagent.models.utils.actions_text as text
         import minisweagent.models.utils.actions_toolcall as toolcall
     return SimpleNamespace(
-        default=default, config=config, exceptions=exceptions, text=text, toolcall=toolcall
+        default=default,
+        config=config,
+        exceptions=exceptions,
+        text=compiled_once(text),
+        toolcall=compiled_once(toolcall),
+    )
+
+
+def require_text(
+    actions: Sequence[Mapping[str, Any]], mini: SimpleNamespace, template: str, extra: Mapping[str, Any]
+) -> None:
+    """mini-swe-agent checks that a call has a `command`, not that it is text.
+
+    Raises:
+        FormatError: mini-swe-agent's own, made of its `format_error_template` and what else that is given.
+    """
+    if all(isinstance(action["command"], str) for action in actions):
+        return
+    error = "The 'command' argument of the bash tool must be a string."
+    content = Template(template, undefined=StrictUndefined).render(
+        actions=[], error=error, has_tool_calls=True, **extra
+    )
+    raise mini.exceptions.FormatError(
+        {"role": "user", "content": content, "extra": {"interrupt_type": "FormatError"}}
     )

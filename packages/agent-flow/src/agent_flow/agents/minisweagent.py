@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, NoReturn, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import anyio
 import msgspec
-from jinja2 import StrictUndefined, Template
 from token_tracking.sample import Scalar
 
-from agent_flow.agents.mini_scaffold import agent_class, import_scaffold, version
+from agent_flow.agents.mini_scaffold import agent_class, import_scaffold, require_text, version
 from agent_flow.agents.scaffold_thread import call, run_scaffold, sample
 from agent_flow.agents.state import AgentState
 from agent_flow.environments.folder import make_folder
@@ -43,11 +42,15 @@ _CONTEXT_FULL = "ContextExceeded"
 _NAME = "minisweagent"
 _MOST_ARGUMENT = 100_000
 """Bytes of a command that is given as an argument; Linux takes less than 128 KiB."""
+_LIMITS = ("wall_time_limit_seconds", "max_consecutive_format_errors")
+"""Those of mini-swe-agent's file. Steps are ours to limit, and no turn here has a price."""
 _PLATFORM = {"system": "-s", "release": "-r", "version": "-v", "machine": "-m"}
 
 
 class MiniSweAgent:
     """Runs mini-swe-agent's `DefaultAgent`."""
+
+    name: ClassVar[str] = _NAME
 
     class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """`[agent]` with `provider = "minisweagent"`."""
@@ -64,6 +67,7 @@ class MiniSweAgent:
 
     def __init__(self, config: Config, context: ProviderContext) -> None:
         self._config = config
+        self._cost_limit = 0.0
         self._mini = import_scaffold(context.scratch)
         self._settings = self._load_settings(context)
         text = config.action_format == "text"
@@ -74,7 +78,7 @@ class MiniSweAgent:
     def describe(self) -> Mapping[str, Scalar]:
         """What goes into a sample's provenance."""
         return {
-            "agent": _NAME,
+            "agent": self.name,
             "agent_version": version(),
             "agent_action_format": self._config.action_format,
             "agent_step_limit": self._config.step_limit,
@@ -89,10 +93,16 @@ class MiniSweAgent:
             RolloutError: engine or sandbox failed inside the scaffold; passed on as it was raised.
             AgentError: the scaffold itself raised, or `state` is another agent's.
         """
-        began_s = anyio.current_time()
         scaffold_model = _ScaffoldModel(
             model, self._mini, self._settings["model"], self._config.action_format
         )
+        return await self._carry_out(scaffold_model, task, environment, state)
+
+    async def _carry_out(
+        self, scaffold_model: Any, task: Task, environment: Environment, state: AgentState | None
+    ) -> AgentResult:
+        """`run` with a model of mini-swe-agent's kind. Its `asking` says whether an abort now cuts a turn."""
+        began_s = anyio.current_time()
         agent = self._build(scaffold_model, environment, await _platform(environment), state)
         try:
             ended = await run_scaffold(partial(agent.run, task.problem_statement), self._threads)
@@ -118,18 +128,20 @@ class MiniSweAgent:
 
     def _build(
         self,
-        model: _ScaffoldModel,
+        model: Any,
         environment: Environment,
         platform: dict[str, str],
         state: AgentState | None,
     ) -> Any:
-        settings = {key: self._settings["agent"][key] for key in ("system_template", "instance_template")}
+        given = self._settings["agent"]
+        settings = {key: given[key] for key in ("system_template", "instance_template")}
+        settings |= {key: given[key] for key in _LIMITS if key in given}
         agent = agent_class(self._mini)(
             model,
             _ScaffoldEnvironment(environment, platform, self._config.command_timeout_s),
             **settings,
             step_limit=self._config.step_limit,
-            cost_limit=0.0,
+            cost_limit=self._cost_limit,
         )
         if state is not None:
             state.check(_NAME, version())
@@ -199,19 +211,8 @@ class _ScaffoldModel:
         actions = self._mini.toolcall.parse_toolcall_actions(
             calls, format_error_template=template, template_kwargs=extra
         )
-        if all(isinstance(action["command"], str) for action in actions):
-            return actions
-        return self._refuse_command(template, extra)
-
-    def _refuse_command(self, template: str, extra: dict[str, Any]) -> NoReturn:
-        """mini-swe-agent checks that there is a `command`, not that it is text."""
-        error = "The 'command' argument of the bash tool must be a string."
-        content = Template(template, undefined=StrictUndefined).render(
-            actions=[], error=error, has_tool_calls=True, **extra
-        )
-        raise self._mini.exceptions.FormatError(
-            {"role": "user", "content": content, "extra": {"interrupt_type": "FormatError"}}
-        )
+        require_text(actions, self._mini, template, extra)
+        return actions
 
     def format_message(self, **message: Any) -> dict[str, Any]:
         return message

@@ -80,8 +80,19 @@ bash -n "$1/$2.sh" || exit 65
 rm -f "$1/$2.done"; : > "$1/$2.rc"; : > "$1/$2.out"; mkfifo "$1/$2.done" || exit 67
 exec 4<>"$1/$2.done" 5<>"$1/in"
 printf '__af=%q __af_n=%q; \\builtin source %q\n' "$1" "$2" "$1/step.sh" >&5
+lives() {
+  [ -p "$1/in" ] && { kill -0 "$(cat "$1/keeper")" || kill -0 -- "-$(cat "$1/group")"; }
+} 2>/dev/null
+ends() { # within $3 seconds, which have three decimals
+  read -r -t "0.${3#*.}1" _ <&4 && return
+  for ((left = ${3%.*}; left > 0; left--)); do
+    read -r -t 1 _ <&4 && return
+    lives "$1" || exit 68
+  done
+  return 1
+}
 late=0
-read -r -t "$3" _ <&4 || {
+ends "$@" || {
   late=124
   kill -INT -- "-$(cat "$1/group")"
   read -r -t 2 _ <&4 || { kill -KILL -- "-$(cat "$1/group")"; read -r -t 5 _ <&4; } || exit 68
@@ -91,6 +102,7 @@ cat "$1/$2.rc" >&2
 rm -f "$1/$2".*
 exit $late
 """
+"""Whether the shell is still there is looked at each second: one killed with its keeper says nothing."""
 
 _FOLDER = 'umask 077; mktemp -d "${TMPDIR:-/tmp}/.af-XXXXXXXX"'
 """With a dot, which `rm -rf /tmp/*` passes over."""

@@ -109,6 +109,7 @@ class SweAgent:
                 type(error).__name__ if run.agent.is_set_up else "setup",
                 f"SWE-agent raised {type(error).__name__}: {error}",
                 fault="agent" if run.agent.is_set_up else "infra",
+                retryable=not run.agent.is_set_up,
             ) from error
         return AgentResult(
             exit_status=str(run.agent.info.get("exit_status") or ""), messages=tuple(run.agent.history)

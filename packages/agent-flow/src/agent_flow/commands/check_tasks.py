@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agent_flow.clock import Clock
 from agent_flow.commands.ending import EXIT_INCOMPLETE, EXIT_OK, Commands
-from agent_flow.config import ConfigFile, load_config
+from agent_flow.config import ConfigFile, load_filled_config
 from agent_flow.errors import UsageError
 from agent_flow.progress import JsonLines, pipe_console
 from agent_flow.runtimes.rules import Rules, TaskRule, write_rules
@@ -41,7 +41,7 @@ def _count(text: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    file = load_config(options.config)
+    file = load_filled_config(options.config)
     _require_patches(file)
     out: Path | None = options.out
     if out is not None and not out.parent.is_dir():

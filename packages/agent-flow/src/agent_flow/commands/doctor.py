@@ -14,8 +14,10 @@ from rich.text import Text
 
 from agent_flow.clock import Clock
 from agent_flow.commands.ending import EXIT_OK, Commands
-from agent_flow.config import load_config
+from agent_flow.config import load_filled_config
 from agent_flow.doctor import Finding, State, examine, summary
+from agent_flow.eval_section import evaluation_only
+from agent_flow.events import pasteable
 from agent_flow.progress import pipe_console
 
 EXIT_NOT_READY = 3
@@ -36,7 +38,8 @@ def add(commands: Commands, debug: argparse.ArgumentParser) -> None:
     )
     parser.description = (
         "Looks at every part that a run would use, starts and stops one sandbox, and leaves nothing behind. "
-        "Exit code 0: a run can start. 3: something would stop it. 2: the configuration cannot be read."
+        "Exit code 0: a run can start. 3: something would stop it. 2: the configuration cannot be read, or "
+        "is not filled in."
     )
     parser.add_argument("config", type=Path, help="a run.toml or run.yaml")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -55,7 +58,7 @@ def seconds(text: str) -> float:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    file = load_config(options.config)
+    file = load_filled_config(options.config)
     console = pipe_console()
 
     def tell(finding: Finding) -> None:
@@ -78,8 +81,13 @@ def _doctor(options: argparse.Namespace) -> int:
         }
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n")
     else:
-        wrong = f"{counts['fail']} would stop a run, " if counts["fail"] else "a run can start, "
+        only = evaluation_only(file)
+        what = "an evaluation" if only else "a run"
+        wrong = f"{counts['fail']} would stop {what}, " if counts["fail"] else f"{what} can start, "
         console.print(f"\n{wrong}{counts['warn']} to know about, {counts['skip']} not checked")
+        if only:
+            line = f"evaluation only: {pasteable(f'agent-flow eval {options.config}')}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return EXIT_OK if ready else EXIT_NOT_READY
 
 

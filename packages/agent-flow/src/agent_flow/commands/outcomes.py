@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import msgspec
 from rich.table import Table
 
 from agent_flow.commands.ending import EXIT_OK, Commands
 from agent_flow.errors import UsageError
 from agent_flow.outcome import ERRORS, EXITS, Outcome, about_unknown
-from agent_flow.progress import pipe_console
+from agent_flow.progress import JsonLines, pipe_console
 
 _TABLE_WIDTH = 120
 
@@ -21,12 +22,22 @@ def add(commands: Commands, debug: argparse.ArgumentParser) -> None:
         "outcomes", help="print what the end of a rollout means for reward and training", parents=[debug]
     )
     parser.add_argument("ends_with", nargs="?", default="", help="show this exit status or boundary alone")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per row")
     parser.set_defaults(command=_outcomes)
 
 
 def _outcomes(options: argparse.Namespace) -> int:
-    console = pipe_console()
     wanted: str = options.ends_with
+    if wanted and not any(row.ends == wanted for row in (*EXITS, *ERRORS)):
+        raise UsageError(about_unknown(wanted))
+    if options.json:
+        lines = JsonLines()
+        for row in (*EXITS, *ERRORS):
+            if wanted in ("", row.ends):
+                printed = {"mask": row.mask, "status": _status(row)}
+                lines.line({**msgspec.structs.asdict(row), **printed})
+        return EXIT_OK
+    console = pipe_console()
     for title, rows in (
         ("train: an agent's exit status", [row for row in EXITS if row.mode == "train"]),
         ("eval: an agent's exit status", [row for row in EXITS if row.mode == "eval"]),
@@ -42,13 +53,15 @@ def _outcomes(options: argparse.Namespace) -> int:
         else:
             console.print(_table(title, shown))
         console.print()
-    if wanted and not any(row.ends == wanted for row in (*EXITS, *ERRORS)):
-        raise UsageError(about_unknown(wanted))
     return EXIT_OK
 
 
 def _reward(row: Outcome) -> str:
     return "the grader's" if row.evaluate else ("none" if row.reward is None else f"{row.reward:g}")
+
+
+def _status(row: Outcome) -> str:
+    return row.status if row.sample else "dropped"
 
 
 def _ends(row: Outcome) -> str:
@@ -77,6 +90,6 @@ def _table(title: str, rows: Sequence[Outcome]) -> Table:
             ("yes" if flag else "no")
             for flag in (row.evaluate, row.in_loss, row.in_baseline, row.retry, row.refill)
         ]
-        status = row.status if row.sample else "dropped"
-        table.add_row(_ends(row), flags[0], _reward(row), row.mask, *flags[1:3], status, *flags[3:], row.why)
+        facts = (_reward(row), row.mask, *flags[1:3], _status(row), *flags[3:])
+        table.add_row(_ends(row), flags[0], *facts, row.why)
     return table

@@ -11,7 +11,7 @@ import anyio
 
 from agent_flow.clock import Clock
 from agent_flow.commands.ending import EXIT_INCOMPLETE, EXIT_OK, Commands
-from agent_flow.config import ConfigFile, load_config
+from agent_flow.config import ConfigFile, load_filled_config
 from agent_flow.progress import JsonLines, pipe_console
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _regrade(options: argparse.Namespace) -> int:
 
     run: Path = options.run
     require_run(run)  # first: without a run there is no run.toml either
-    file = load_config(options.config or run / "run.toml")
+    file = load_filled_config(options.config or run / "run.toml")
     console = pipe_console()
     lines = JsonLines()
 

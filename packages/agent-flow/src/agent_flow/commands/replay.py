@@ -18,6 +18,10 @@ class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: int
     same: int
     """The same ids, masks, log-probabilities, weight versions, exit status and reward."""
+    ended_same: int
+    """The same exit status, reward and number of engine calls, whatever commands printed."""
+    same_but_for_times: int
+    """Of these, those whose tokens differ in time figures that commands printed alone, or not at all."""
     differ: dict[str, list[str]]
     """By rollout id: what differs, the first difference first."""
     dropped: dict[str, int]
@@ -38,6 +42,8 @@ def replay_command(folder: Path, *, as_json: bool) -> int:
     summary = ReplaySummary(
         rollouts=len(replay.rollouts),
         same=replay.same,
+        ended_same=replay.ended_same,
+        same_but_for_times=replay.same_but_for_times,
         differ=differ,
         dropped=dict(result.ledger.dropped),
         left_out=replay.left_out,
@@ -49,7 +55,12 @@ def replay_command(folder: Path, *, as_json: bool) -> int:
     if as_json:
         JsonLines().line(summary)
     else:
-        lines = [f"{summary.same} of {summary.rollouts} rollouts are the same, token for token"]
+        total = summary.rollouts
+        lines = [
+            f"{summary.ended_same} of {total} rollouts ended the same (exit status, reward, engine calls), "
+            f"{summary.same_but_for_times} of them with the same tokens but for times that commands printed",
+            f"{summary.same} of {total} rollouts are the same, token for token",
+        ]
         for name, texts in differ.items():
             task = replay.rollouts[name].dump.task_id
             lines.append(f"{task} ({name[:12]}) differs, first in: {texts[0]}")

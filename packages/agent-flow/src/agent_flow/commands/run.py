@@ -14,7 +14,7 @@ from rich.console import Console
 from agent_flow.commands.ending import Commands
 from agent_flow.commands.replay import replay_command
 from agent_flow.commands.running import carry_out, exit_code, short
-from agent_flow.config import ConfigFile, load_config
+from agent_flow.config import ConfigFile, load_filled_config
 from agent_flow.errors import ProviderError, UsageError
 from agent_flow.events import pasteable
 from agent_flow.progress import JsonLines, pipe_console, print_ending
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.config is None:
         raise UsageError("no configuration", where="run", fix="agent-flow run run.toml")
     _require_bridge()
-    file = load_config(options.config)
+    file = load_filled_config(options.config)
     if options.trainer:
         file = _with_trainer(file, options.trainer)
     console = pipe_console()

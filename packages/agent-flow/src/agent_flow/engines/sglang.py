@@ -53,6 +53,7 @@ class SglangEngine:
     def __init__(self, config: Config, context: ProviderContext) -> None:
         self._config = config
         self._file = context.file
+        self._vocab_size = context.tokenizer.vocab_size
         check_sampling(context.file.run.sampling, context.file.where(("sampling",)))
         self._versions = VersionReader(config.policy_run)
         self._replicas = [self._replica(place, address) for place, address in enumerate(config.addresses)]
@@ -142,6 +143,7 @@ class SglangEngine:
                 session_header=config.session_header,
                 stream_interval=config.stream_interval,
                 logprob_kind=config.logprob_kind,
+                vocab_size=self._vocab_size,
                 silence_timeout_s=config.silence_timeout_s,
             )
         except UsageError as error:

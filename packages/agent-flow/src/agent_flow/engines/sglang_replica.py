@@ -11,13 +11,12 @@ sampling is truncated, the kept ids are asked for (see `sglang_request`), and th
 over them (`output_token_sampling_logprobs`: `processed`).
 
 *Aborts.* A call that was sent to a paused server does not reach its scheduler, and `/abort_request` is lost
-on it (observed). So a call of which nothing has come yet is ended here as well.
+on it (observed). So a call of which nothing has come yet is ended here as well, and any whose abort fails.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -31,7 +30,7 @@ from token_tracking import GenerationRecord
 from agent_flow.engines.endpoint import base_url, proxy_of, read_token, tls_context
 from agent_flow.engines.replica import PauseMode, ReplicaInfo, ReplicaRequest
 from agent_flow.engines.sglang_info import Limits, limits, model_info, replica_info
-from agent_flow.engines.sglang_request import check_sampling, generate_body, refusal, truncates
+from agent_flow.engines.sglang_request import check_prompt, check_sampling, generate_body, refusal, truncates
 from agent_flow.engines.sglang_stream import (
     Answer,
     EventReader,
@@ -71,6 +70,7 @@ class SglangReplica:
         session_header: str = "",
         stream_interval: int = 32,
         logprob_kind: Literal["processed", "raw"] = "processed",
+        vocab_size: int | None = None,
         connect_timeout_s: float = 10.0,
         control_timeout_s: float = 60.0,
         update_timeout_s: float = 1800.0,
@@ -90,6 +90,7 @@ class SglangReplica:
                 again, unless it runs with `--incremental-streaming-output`. What it has sampled of a chunk is
                 lost if the stream is cut.
             logprob_kind: see the module.
+            vocab_size: one past the tokenizer's highest id; prompts with others are not sent. None: unknown.
             connect_timeout_s: for a connection.
             control_timeout_s: for a call that samples nothing. A pause waits for the running requests.
             update_timeout_s: for new weights.
@@ -107,6 +108,7 @@ class SglangReplica:
         self._session_header = session_header
         self._stream_interval = stream_interval
         self._logprob_kind: Literal["processed", "raw"] = logprob_kind
+        self._vocab_size = vocab_size
         self._update_timeout_s = update_timeout_s
         self._control = aiohttp.ClientTimeout(total=control_timeout_s, sock_connect=connect_timeout_s)
         self._stream = aiohttp.ClientTimeout(
@@ -163,6 +165,7 @@ class SglangReplica:
     async def sample(self, request: ReplicaRequest) -> tuple[GenerationRecord, ...]:
         """Sample; see `Replica`. A call that is aborted before its first token gives one empty record."""
         check_sampling(request.sampling)
+        check_prompt(request.prompt_ids, self._vocab_size)
         answer = Answer(
             request.rid,
             len(request.prompt_ids),
@@ -202,13 +205,11 @@ class SglangReplica:
         """
         if len(rid) != 32 or not set(rid) <= set("0123456789abcdef"):
             raise UsageError(f"{rid!r} is not the id of a call: 32 hex characters")
-        await self._ask("POST", "/abort_request", {"rid": rid})
-        self._end_waiting(call for call in self._calls if call.answer.rid == rid)
+        await self._abort({"rid": rid}, rid)
 
     async def abort_all(self) -> None:
         """Abort every call of this server, whoever sent it; see `Replica`."""
-        await self._ask("POST", "/abort_request", {"abort_all": True})
-        self._end_waiting(self._calls)
+        await self._abort({"abort_all": True})
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling; see `Replica`. In mode `abort` it returns when nothing runs any more."""
@@ -290,15 +291,19 @@ class SglangReplica:
             raise self._refusal(finish.status_code or 500, finish.message or "", "/generate")
         answer.add(meta, chunk.output_ids)
 
-    def _end_waiting(self, calls: Iterable[_Call]) -> None:
-        for call in calls:
-            if not call.answer.ids and call.answer.finish is None:
-                call.scope.cancel()
+    async def _abort(self, body: object, rid: str = "") -> None:
+        answered = False
+        try:
+            await self._ask("POST", "/abort_request", body)
+            answered = True
+        finally:
+            # Without an answer nobody knows when a call will end: it ends here, with the tokens that came.
+            for call in [call for call in self._calls if call.answer.rid.startswith(rid)]:
+                if call.answer.finish is None and not (answered and call.answer.ids):
+                    call.scope.cancel()
 
-    async def _ask(
-        self, method: str, path: str, body: object = None, timeout: aiohttp.ClientTimeout | None = None
-    ) -> str:
-        status, text = await self._send(method, path, body, timeout)
+    async def _ask(self, method: str, path: str, body: object = None) -> str:
+        status, text = await self._send(method, path, body)
         if status != 200:
             raise self._refusal(status, text, path)
         return text

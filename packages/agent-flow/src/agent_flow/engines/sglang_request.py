@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from agent_flow.config import SamplingConfig
 from agent_flow.engines.replica import ReplicaRequest
@@ -40,6 +42,29 @@ def check_sampling(sampling: SamplingConfig, where: str = "") -> None:
         where=where,
         fix=f"set top_k to {MAX_KEPT // 2} as well, or top_p = 1, top_k = -1, min_p = 0",
     )
+
+
+def check_prompt(prompt_ids: npt.NDArray[np.int32], vocab_size: int | None) -> None:
+    """Refuse ids that are no tokens: SGLang does not look at them, and its scheduler can die of one.
+
+    The model reads them as rows of its embedding, and `TokenizerManager` of 0.5.23 checks none: past the end
+    is an error on the device, with every call that runs there, and a negative one is read from the end.
+
+    Args:
+        prompt_ids: shape `[n]`.
+        vocab_size: one past the tokenizer's highest id. None: not known.
+
+    Raises:
+        EngineError: `vocabulary`, of the fault `task`: it would be sent by every rollout.
+    """
+    wrong = prompt_ids < 0
+    if vocab_size is not None:
+        wrong |= prompt_ids >= vocab_size
+    if wrong.any():
+        at = int(wrong.argmax())
+        known = "0 and up" if vocab_size is None else f"0 to {vocab_size - 1}"
+        what = f"the prompt was not sent: it holds {prompt_ids[at]} at {at}, the tokenizer's ids are {known}"
+        raise EngineError("vocabulary", what, fault="task")
 
 
 def generate_body(request: ReplicaRequest, stream_interval: int) -> bytes:

@@ -20,6 +20,9 @@ import msgspec
 from token_tracking.sample import Scalar
 
 from agent_flow.environments.folder import make_folder
+from agent_flow.environments.marks import read_marks
+from agent_flow.environments.partial_clone import PARTIAL, PARTIAL_CLONE, REFUSE_PARTIAL
+from agent_flow.environments.staging import FUNCTIONS
 from agent_flow.errors import EnvError
 from agent_flow.protocols import CommandOutput, Environment, EnvironmentSpec
 
@@ -32,7 +35,9 @@ _NO_REPOSITORY = 67
 _NO_COMMIT = 68
 NOT_READ = 69
 """Exit code of the scripts here and in `patch`: git could not read the files, however often it was tried."""
-_PARTIAL = 70
+_NO_GIT = 71
+_IN_PART = 72
+_NO_XARGS = 73
 
 ATTRIBUTES = "* -text !eol -ident !filter !working-tree-encoding !diff !merge"
 """For `info/attributes`, above every `.gitattributes`: a file's bytes are the bytes on disk, it is text or
@@ -54,13 +59,8 @@ base=$(git rev-parse --verify --quiet "${2:-HEAD}^{commit}") || exit 68
 
 _PRUNE = (
     FIND_REPOSITORY
+    + REFUSE_PARTIAL
     + r"""
-# What a partial clone has not is missing from every list below, or fetched from the network.
-if git config --get extensions.partialClone >/dev/null \
-  || git config --get-regexp '^remote\..*\.(promisor|partialclonefilter)$' >/dev/null \
-  || ls "$common"/objects/pack/*.promisor >/dev/null 2>&1
-then exit 70
-fi
 own=$(mktemp -d)
 trap 'rm -rf "$own"' EXIT
 # Tags of the past stay: setuptools_scm and versioneer read a version from them.
@@ -99,10 +99,10 @@ echo "$base $((held - wanted))"
 """
 )
 
-_RECORD = (
+_OF_COMMIT = (
     FIND_REPOSITORY
     + r"""
-own="$3"; limit="$4"
+own="$3"
 case $(git rev-parse --show-object-format 2>/dev/null || :) in
   sha256) format=--object-format=sha256 ;;
   *) format= ;;
@@ -111,60 +111,59 @@ env -u GIT_DIR -u GIT_WORK_TREE git init -q --bare --template= $format "$own/git
 mkdir -p "$own/git/info"
 echo "$6" > "$own/git/info/attributes"
 objects=$(cd "$common/objects" && pwd)
-export GIT_DIR="$own/git" GIT_INDEX_FILE="$own/index" GIT_ALTERNATE_OBJECT_DIRECTORIES="$objects"
-. "$5"
-large "$limit" > "$own/exclude"
-git read-tree "$base"
-settled git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.excludesFile="$own/exclude" \
-  add --all --ignore-errors .
-tree=$(git write-tree)
-git diff-index --cached --name-only "$base" | wc -l > "$own/dirty"
-git -c core.excludesFile="$own/exclude" ls-files -z --others --ignored --exclude-standard > "$own/ignored"
-objects="$own/git/objects"
-git rev-list --objects "$tree" | git pack-objects -q --delta-base-offset "$objects/pack/pack" >/dev/null
-rm -rf "$objects"/[0-9a-f][0-9a-f] "$own/index" "$own/exclude" "$own/errors" "$own/halted"
-echo "$tree" > "$own/tree"
+export GIT_DIR="$own/git" GIT_ALTERNATE_OBJECT_DIRECTORIES="$objects"
 """
 )
 
-FUNCTIONS = r"""
-# Files above a size as patterns of an ignore file, so that git need not read them. `?` is any character, as a
-# pattern cannot name a line's end.
-large() {
-  find . -name .git -prune -o -type f -size +"$1"c -print0 | tr '\n\0' '\001\n' \
-    | sed 's/[][*?\\!#]/\\&/g; s/ $/\\ /; s/^\.//' | tr '\001' '?'
+_OF_FOLDER = r"""
+set -eu
+export LC_ALL=C GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1
+cd "$1" || exit 66
+command -v git >/dev/null || exit 71
+own="$3"
+git init -q --bare --template= "$own/git"
+mkdir -p "$own/git/info"
+echo "$6" > "$own/git/info/attributes"
+export GIT_DIR="$own/git" GIT_WORK_TREE="$PWD"
+base=$(git hash-object -t tree -w /dev/null)
+"""
+
+_RECORD = r"""
+limit="$4"
+export GIT_INDEX_FILE="$own/index"
+. "$5"
+large "$limit" > "$own/exclude"
+git read-tree "$base"
+command -v xargs >/dev/null || exit 73
+whole() {
+  if [ "$ended" != 0 ] || grep -q '^Ignoring path' "$own/errors"; then
+    tail -c 2000 "$own/errors" >&2
+    exit 72
+  fi
 }
-# Run a git that reads the files until it has read all of them, or says of some that it cannot (1). All that
-# it read is lost when it is killed, when a file shrinks under it (135) or vanishes before it is read (128).
-settled() {
-  trap resume EXIT
-  for attempt in 1 2 3; do
-    ended=0
-    "$@" 2> "$own/errors" || ended=$?
-    if grep -qE '^(error|fatal): (unable to (create|write)|file write|insufficient perm)' "$own/errors"; then
-      ended=74
-    fi
-    case "$ended-$attempt" in 0-* | 1-[23]) return 0 ;; esac
-    rm -f "$GIT_INDEX_FILE.lock"
-    halt
-  done
-  tail -c 2000 "$own/errors" >&2
-  exit 69
-}
-# Stop what works in this folder. `resume` lets it go on.
-halt() {
-  here=$(pwd -P)
-  [ "$here" != / ] || return 0
-  for link in /proc/[0-9]*/cwd; do
-    case $(readlink "$link" 2>/dev/null || :) in "$here" | "$here"/*) ;; *) continue ;; esac
-    process=${link#/proc/}
-    process=${process%/cwd}
-    if [ "$process" != $$ ] && kill -STOP "$process" 2>/dev/null; then echo "$process" >> "$own/halted"; fi
-  done
-}
-resume() {
-  if [ -s "$own/halted" ]; then kill -CONT $(cat "$own/halted") 2>/dev/null || :; fi
-}
+links
+if [ -z "$2" ]; then
+  settled stage_folder
+  whole
+  find . -name .git -prune -o -type f -size +"$limit"c -print0 > "$own/ignored" || :
+else
+  inner
+  settled git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.excludesFile="$own/exclude" \
+    add --all --ignore-errors .
+  whole
+  settled stage "$own/found"
+  whole
+  git -c core.excludesFile="$own/exclude" ls-files -z --others --ignored --exclude-standard > "$own/ignored"
+  of_links >> "$own/ignored"
+fi
+odd > "$own/odd"
+tree=$(git write-tree)
+git diff-index --cached --name-only "$base" | wc -l > "$own/dirty"
+objects="$own/git/objects"
+git rev-list --objects "$tree" | git pack-objects -q --delta-base-offset "$objects/pack/pack" >/dev/null
+rm -rf "$objects"/[0-9a-f][0-9a-f]
+for name in index exclude errors halted found readable inner links; do rm -f "$own/$name"; done
+echo "$tree" > "$own/tree"
 """
 
 
@@ -174,21 +173,26 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     git: Path
     """A bare git directory that holds `tree` and nothing else."""
     commit: str
-    """Full hash of the base commit."""
+    """Full hash of the base commit. Empty: the folder was no repository."""
     tree: str
     """Of the files at the start, those that the image had changed or added since `commit` included."""
     ignored: frozenset[bytes] = frozenset()
-    """Files that were there at the start and are not in `tree`: ignored ones, and those above the limit."""
+    """Files that were there at the start and are not in `tree`: ignored ones, those above the limit, and
+    those of submodules."""
+    marks: Mapping[bytes, bytes] = {}
+    """How each of `ignored` was in this sandbox; see `read_marks`."""
+    odd: frozenset[bytes] = frozenset()
+    """Empty folders, pipes and sockets of a folder that is no repository."""
     max_file_bytes: int
     """Above this an untracked file is in no tree."""
     dirty: int = 0
-    """Paths in which `tree` is not `commit`."""
+    """Paths in which `tree` is not `commit`; every one without a commit."""
     pruned: int = 0
     """Objects that were removed from this sandbox's repository."""
 
     def describe(self) -> Mapping[str, Scalar]:
         """What goes into a sample's provenance."""
-        return {"base_commit": self.commit, "base_dirty": self.dirty, "base_pruned": self.pruned}
+        return {"base_commit": self.commit or self.tree, "base_dirty": self.dirty, "base_pruned": self.pruned}
 
 
 class BaseCommits:
@@ -203,35 +207,49 @@ class BaseCommits:
     async def prepare(self, environment: Environment, spec: EnvironmentSpec) -> Base:
         """Remove what came after the base commit, and record what is there. Before the agent acts.
 
+        A `plain` folder that is no repository is recorded as it is, whatever ignore files say. Files of
+        repositories inside count as files, but for submodules and ignored ones.
+
         Branches, remotes, reflogs, stashes and tags of the future go; tags of the past and the branch's name
-        stay. Files are left as they are. Other repositories in the sandbox are not looked at.
+        stay. Files are left as they are, and so are other repositories in the sandbox.
 
         Raises:
             EnvError: there is no such repository or commit (fault: the task), or git failed.
         """
-        commit, pruned = await prune(environment, spec.base_commit)
+        commit, pruned = "", 0
+        if not spec.plain or await is_repository(environment):
+            commit, pruned = await prune(environment, spec.base_commit)
         key = _key(spec, environment.describe(), commit)
         lock = self._locks.setdefault(key, anyio.Lock())
         async with lock:
             if key not in self._bases:
                 self._bases[key] = await self._record(environment, commit, self._folder / key)
-        return msgspec.structs.replace(self._bases[key], pruned=pruned)
+        base = self._bases[key]
+        marks = await read_marks(environment, base.ignored)
+        return msgspec.structs.replace(base, pruned=pruned, marks=marks)
 
     async def _record(self, environment: Environment, commit: str, target: Path) -> Base:
         own = await make_folder(environment)
         await environment.write(f"{own}/functions.sh", FUNCTIONS.encode())
         limit = str(self._max_file_bytes)
         arguments = [environment.workdir, commit, f"{own}/base", limit, f"{own}/functions.sh", ATTRIBUTES]
+        script = (_OF_COMMIT if commit else _OF_FOLDER) + _RECORD
         made = await environment.execute(["mkdir", f"{own}/base"], timeout_s=60.0)
         check_git("record", made, environment.workdir, commit)
         done = await environment.execute(
-            ["sh", "-c", _RECORD, "record", *arguments], timeout_s=PRUNE_TIMEOUT_S, cwd="/"
+            ["sh", "-c", script, "record", *arguments], timeout_s=PRUNE_TIMEOUT_S, cwd="/"
         )
         check_git("record", done, environment.workdir, commit)
         await anyio.to_thread.run_sync(_make_room, target)
         await environment.download(f"{own}/base", target)
         await environment.execute(["rm", "-rf", own], timeout_s=60.0, cwd="/")
         return await anyio.to_thread.run_sync(_read_base, target, commit, self._max_file_bytes)
+
+
+async def is_repository(environment: Environment) -> bool:
+    """Whether the environment's folder has a git repository of its own."""
+    found = await environment.execute(["test", "-e", f"{environment.workdir}/.git"], timeout_s=60.0)
+    return found.exit_code == 0
 
 
 async def prune(environment: Environment, base_commit: str) -> tuple[str, int]:
@@ -268,9 +286,16 @@ def check_git(cause: str, done: CommandOutput, workdir: str, commit: str) -> Non
     """
     if done.exit_code == 0:
         return
-    if done.exit_code == _PARTIAL:
-        why = f"{workdir} is a partial clone; the image needs a whole one, made without --filter"
+    if done.exit_code == _NO_GIT:
+        why = "there is no git in the image, by which an agent's changes are taken"
         raise EnvError(cause, why, fault="image", evidence=_evidence(done))
+    if done.exit_code == PARTIAL:
+        raise EnvError(cause, f"{workdir} is {PARTIAL_CLONE}", fault="image", evidence=_evidence(done))
+    if done.exit_code == _NO_XARGS:
+        raise EnvError(cause, "there is no xargs in the image", fault="image", evidence=_evidence(done))
+    if done.exit_code == _IN_PART:
+        why = f"git cannot record every file of {workdir}; make them readable, or give them other names"
+        raise EnvError("base_in_part", why, fault="image", evidence=_evidence(done))
     why = {
         _NO_FOLDER: f"there is no folder {workdir}",
         _NO_REPOSITORY: f"{workdir} is no git repository, or there is no git",
@@ -303,13 +328,18 @@ def _make_room(target: Path) -> None:
         shutil.rmtree(target)
 
 
+def split_paths(listed: bytes) -> frozenset[bytes]:
+    """The paths of a list with NUL bytes between them."""
+    return frozenset(path.removeprefix(b"./") for path in listed.split(b"\0") if path)
+
+
 def _read_base(folder: Path, commit: str, max_file_bytes: int) -> Base:
-    ignored = (folder / "ignored").read_bytes().split(b"\0")
     return Base(
         git=folder / "git",
         commit=commit,
         tree=(folder / "tree").read_text().strip(),
-        ignored=frozenset(path for path in ignored if path),
+        ignored=split_paths((folder / "ignored").read_bytes()),
+        odd=split_paths((folder / "odd").read_bytes()),
         max_file_bytes=max_file_bytes,
         dirty=int((folder / "dirty").read_text()),
     )

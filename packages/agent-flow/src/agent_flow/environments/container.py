@@ -18,6 +18,7 @@ from token_tracking.sample import Scalar
 
 from agent_flow.clock import Clock
 from agent_flow.environments.memory import OOM_COMMAND, refuse_oom
+from agent_flow.environments.process import KEPT, KILL, MARK, Kept
 from agent_flow.environments.tree import pack_tree, unpack_tree
 from agent_flow.errors import EnvError
 from agent_flow.protocols import CommandOutput
@@ -28,29 +29,12 @@ _PROGRAM_S = 120.0
 _TREE_S = 600.0
 _GRACE_S = 2.0
 _KILL_S = 30.0
-_KEPT = 8 << 20
-"""Bytes that are kept of each output stream of a command: its first and its last half."""
-_MARK = "AGENT_FLOW_COMMAND"
 
 _COMMAND = r"""
 cd -- "$2" 2>/dev/null || { printf '\n%s cwd\n' "$1" >&2; exit 0; }
 mark=$1; shift 2
 ( exec "$@" )
 printf '\n%s %s\n' "$mark" "$?" >&2
-"""
-_KILL = r"""
-each() {
-  found=1
-  for process in /proc/[0-9]*; do
-    if grep -q "$2=$3" "$process/environ" 2>/dev/null; then
-      kill "-$1" "${process#/proc/}" 2>/dev/null
-      found=0
-    fi
-  done
-  return $found
-}
-each TERM "$@" && sleep 1
-while each KILL "$@"; do :; done
 """
 
 
@@ -103,37 +87,6 @@ class ContainerProgram:
         raise EnvError("program", f"`{said}` took longer than {timeout_s:g} s", retryable=True)
 
 
-class _Kept:
-    """The first and the last bytes of a stream."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._half = None if limit is None else limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._left_out = 0
-
-    def add(self, data: bytes) -> None:
-        if self._half is None:
-            self._head += data
-            return
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        if len(self._tail) > 2 * self._half:
-            self._left_out += len(self._tail) - self._half
-            del self._tail[: -self._half]
-
-    def holds(self, mark: bytes) -> bool:
-        return mark in (self._tail[-256:] if self._tail else self._head[-256:])
-
-    def value(self) -> bytes:
-        if self._half is not None and len(self._tail) > self._half:
-            self._left_out += len(self._tail) - self._half
-            del self._tail[: -self._half]
-        middle = b"\n[... %d bytes left out ...]\n" % self._left_out if self._left_out else b""
-        return bytes(self._head) + middle + bytes(self._tail)
-
-
 class ContainerEnvironment:
     """A running container with the task's repository in it."""
 
@@ -163,10 +116,18 @@ class ContainerEnvironment:
     ) -> CommandOutput:
         """Run an argument vector; see `Environment.execute`. Without `cwd` it runs in `/`."""
         mark = self._clock.new_id()
-        stdout, stderr = _Kept(_KEPT), _Kept(_KEPT)
+        stdout, stderr = Kept(KEPT), Kept(KEPT)
+        lost = anyio.Event()
         with anyio.move_on_after(timeout_s) as limit:
-            await self._command(mark, command, cwd or "/", stdout, stderr)
+            await self._command(mark, command, cwd or "/", stdout, stderr, lost=lost)
         if limit.cancelled_caught:
+            if lost.is_set():
+                raise EnvError(
+                    "unreachable",
+                    "a command's time was up, and the container did not answer",
+                    retryable=True,
+                    evidence=f"{' '.join(command)[:200]!r} could not be ended after {timeout_s:g} s",
+                )
             return CommandOutput(exit_code=None, stdout=stdout.value(), stderr=stderr.value(), timed_out=True)
         said, code = self._ending(mark, stderr.value(), command)
         if self._watch_memory:
@@ -195,10 +156,18 @@ class ContainerEnvironment:
         return said + late, int(word)
 
     async def _command(
-        self, mark: str, command: Sequence[str], cwd: str, stdout: _Kept, stderr: _Kept, stdin: bytes = b""
+        self,
+        mark: str,
+        command: Sequence[str],
+        cwd: str,
+        stdout: Kept,
+        stderr: Kept,
+        stdin: bytes = b"",
+        lost: anyio.Event | None = None,
     ) -> None:
+        """Run a command; `lost` is set when it had to be ended and that did not work."""
         interactive = ["-i"] if stdin else []
-        call = [self._program.name, "exec", *interactive, "-e", f"{_MARK}={mark}", self._container]
+        call = [self._program.name, "exec", *interactive, "-e", f"{MARK}={mark}", self._container]
         call += ["sh", "-c", _COMMAND, "agent-flow", mark, cwd, *command]
         process = await anyio.open_process(
             call, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, start_new_session=True
@@ -220,25 +189,32 @@ class ContainerEnvironment:
                     group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                if not ended:
-                    await self._kill(mark)
+                if not ended and not await self._kill(mark) and lost is not None:
+                    lost.set()
                 if process.returncode is None:
                     process.kill()
                 await process.aclose()
 
-    async def _kill(self, mark: str) -> None:
-        """End what a command started, also what it put into the background or a session of its own."""
+    async def _kill(self, mark: str) -> bool:
+        """End what a command started, also what it put into the background or a session of its own.
+
+        Returns whether the container did so.
+        """
+        words = ("exec", self._container, "sh", "-c", KILL, "kill", MARK, mark)
         try:
-            await self._program.run(
-                "exec", self._container, "sh", "-c", _KILL, "kill", _MARK, mark, timeout_s=_KILL_S
-            )
+            done = await self._program.run(*words, timeout_s=_KILL_S)
+            if done.code == 0:
+                return True
+            why = done.text
         except EnvError as error:
-            logger.warning("a command in container %s may still run: %s", self._container, error)
+            why = str(error)
+        logger.warning("a command in container %s may still run: %s", self._container, why)
+        return False
 
     async def _script(self, script: str, path: str, stdin: bytes = b"") -> bytes:
         """Run a script of ours with a path, without a limit on its output."""
         mark = self._clock.new_id()
-        stdout, stderr = _Kept(None), _Kept(_KEPT)
+        stdout, stderr = Kept(None), Kept(KEPT)
         command = ["sh", "-c", script, "agent-flow", path]
         with anyio.move_on_after(_TREE_S) as limit:
             await self._command(mark, command, "/", stdout, stderr, stdin)
@@ -247,6 +223,8 @@ class ContainerEnvironment:
         said, code = self._ending(mark, stderr.value(), command)
         if code != 0:
             evidence = said.decode("utf-8", "replace")[-2000:]
+            if "No space left on device" in evidence:
+                raise EnvError("no_space", f"{path!r}: the disk is full", retryable=True, evidence=evidence)
             raise EnvError("file", f"{path!r} cannot be used", fault="agent", evidence=evidence)
         return stdout.value()
 
@@ -288,7 +266,7 @@ class ContainerEnvironment:
 
 async def _read(
     stream: anyio.abc.ByteReceiveStream | None,
-    kept: _Kept,
+    kept: Kept,
     mark: bytes | None = None,
     over: anyio.Event | None = None,
 ) -> None:

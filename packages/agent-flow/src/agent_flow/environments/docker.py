@@ -14,9 +14,10 @@ from token_tracking.sample import Scalar
 
 from agent_flow.config import Count
 from agent_flow.environments.container import ContainerEnvironment, ContainerProgram
+from agent_flow.environments.creation import creating
 from agent_flow.environments.identity import GIT_IDENTITY
 from agent_flow.environments.stops import Stops
-from agent_flow.errors import ConfigError, EnvError, Fault
+from agent_flow.errors import ConfigError, EnvCreateError, EnvError, Fault
 from agent_flow.protocols import Environment, EnvironmentSpec, ProviderContext
 
 logger = logging.getLogger(__name__)
@@ -145,10 +146,12 @@ class DockerEnvironments:
     def open(self, spec: EnvironmentSpec) -> AbstractAsyncContextManager[Environment]:
         """A fresh container; with a working copy of the repository unless that is in its image."""
         if self._program is None:
-            raise EnvError("client", "open was called outside session")
+            raise EnvCreateError("client", "open was called outside session")
         image = spec.image or self._config.image
         if not image:
-            raise EnvError("image", "the task names no image, and environment.image is empty", fault="task")
+            raise EnvCreateError(
+                "image", "the task names no image, and environment.image is empty", fault="task"
+            )
         return self._open(self._program, spec, image)
 
     @asynccontextmanager
@@ -157,28 +160,35 @@ class DockerEnvironments:
     ) -> AsyncGenerator[Environment]:
         name = f"agent-flow-{self._clock.new_id()[:16]}"
         try:
-            await self._start(program, name, image)
-            described = await self._describe(program, name, image)
-            repository = spec.repository
-            workdir = f"{self._config.workspace}/{repository.name}" if repository else spec.workdir or "/"
-            opened = ContainerEnvironment(
-                program,
-                name,
-                self._clock,
-                workdir=workdir,
-                described=described,
-                watch_memory=spec.purpose == "grader",
-            )
-            if repository is not None:
-                await opened.upload(repository, workdir)
-            else:
-                found = await opened.execute(["test", "-d", workdir], timeout_s=_LOOK_S)
-                if found.exit_code != 0:
-                    raise EnvError("workdir", f"no folder {workdir!r} in the image {image!r}", fault="task")
+            with creating():
+                opened = await self._create(program, spec, image, name)
             yield opened
         finally:
             with anyio.CancelScope(shield=True):
                 await self._stop(program, name)
+
+    async def _create(
+        self, program: ContainerProgram, spec: EnvironmentSpec, image: str, name: str
+    ) -> ContainerEnvironment:
+        await self._start(program, name, image)
+        described = await self._describe(program, name, image)
+        repository = spec.repository
+        workdir = f"{self._config.workspace}/{repository.name}" if repository else spec.workdir or "/"
+        opened = ContainerEnvironment(
+            program,
+            name,
+            self._clock,
+            workdir=workdir,
+            described=described,
+            watch_memory=spec.purpose == "grader",
+        )
+        if repository is not None:
+            await opened.upload(repository, workdir)
+        else:
+            found = await opened.execute(["test", "-d", workdir], timeout_s=_LOOK_S)
+            if found.exit_code != 0:
+                raise EnvError("workdir", f"no folder {workdir!r} in the image {image!r}", fault="task")
+        return opened
 
     async def _start(self, program: ContainerProgram, name: str, image: str) -> None:
         config = self._config

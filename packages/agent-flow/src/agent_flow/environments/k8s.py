@@ -22,7 +22,7 @@ from agent_flow.config import Count, Seconds
 from agent_flow.environments.identity import GIT_IDENTITY
 from agent_flow.environments.sandbox import started
 from agent_flow.environments.stops import Stops
-from agent_flow.errors import ConfigError, EnvError
+from agent_flow.errors import ConfigError, EnvCreateError
 from agent_flow.protocols import Environment, EnvironmentSpec, ProviderContext
 
 _MIB = 1 << 20
@@ -135,10 +135,12 @@ class KubernetesEnvironments:
     def open(self, spec: EnvironmentSpec) -> AbstractAsyncContextManager[Environment]:
         """A fresh pod; with a working copy of the repository unless that is in its image."""
         if self._client is None:
-            raise EnvError("client", "open was called outside session")
+            raise EnvCreateError("client", "open was called outside session")
         image = spec.image or (self._kubernetes.image or "")
         if not image:
-            raise EnvError("image", "the task names no image, and environment.image is empty", fault="task")
+            raise EnvCreateError(
+                "image", "the task names no image, and environment.image is empty", fault="task"
+            )
         sandbox = msgspec.structs.replace(self._spec, image=image)
         return started(self._client, sandbox, spec, self.stops, name="k8s", image=image)
 

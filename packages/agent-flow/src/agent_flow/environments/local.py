@@ -14,7 +14,7 @@ from agent_flow.config import Seconds
 from agent_flow.environments.identity import GIT_IDENTITY
 from agent_flow.environments.sandbox import started
 from agent_flow.environments.stops import Stops
-from agent_flow.errors import ConfigError, EnvError
+from agent_flow.errors import ConfigError, EnvCreateError
 from agent_flow.protocols import Environment, EnvironmentSpec, ProviderContext
 
 
@@ -62,11 +62,12 @@ class LocalEnvironments:
     def open(self, spec: EnvironmentSpec) -> AbstractAsyncContextManager[Environment]:
         """A fresh sandbox with a working copy of the repository."""
         if self._client is None:
-            raise EnvError("client", "open was called outside session")
+            raise EnvCreateError("client", "open was called outside session")
         if spec.image or spec.repository is None:
-            raise EnvError(
+            raise EnvCreateError(
                 "image",
-                f"sandboxes of this machine have no images, the task wants {spec.image!r}",
+                f"sandboxes of this machine have no images, the task wants {spec.image!r}; where"
+                " the runtime has a key `repos`, a folder of what tasks begin with, it needs none",
                 fault="task",
             )
         return started(self._client, self._spec, spec, self.stops, name="local")

@@ -13,8 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from agent_flow.environments.base_commit import FUNCTIONS, MIB, NOT_READ, Base
+from agent_flow.environments.base_commit import MIB, NOT_READ, Base, split_paths
 from agent_flow.environments.folder import make_folder
+from agent_flow.environments.marks import read_marks
+from agent_flow.environments.staging import FUNCTIONS
 from agent_flow.errors import EnvError, GraderError
 from agent_flow.protocols import Environment
 
@@ -26,7 +28,7 @@ _GITLINK = b"160000"
 
 _STAGE = r"""
 set -eu
-own="$2"; tree="$3"; limit="$4"
+own="$2"; tree="$3"; limit="$4"; commit="$5"
 export LC_ALL=C GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
 cd "$1" || exit 66
 . "$own/functions.sh"
@@ -35,7 +37,7 @@ large "$limit" > "$own/exclude"
 git -c core.excludesFile="$own/exclude" ls-files -z --cached --ignored --exclude-standard \
   > "$own/listed" 2>/dev/null || : > "$own/listed"
 export GIT_DIR="$own/git" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$own/index"
-find . -name .git -prune -o -type f -size +"$limit"c -print0 > "$own/large"
+find . -name .git -prune -o -type f -size +"$limit"c -print0 > "$own/large" || :
 # Files of a repository inside the repository count as files, unless it was there at the start.
 git ls-tree -r "$tree" | sed -n 's/^160000 [^\t]*\t//p' > "$own/links"
 find . -mindepth 2 -name .git -prune -exec sh -c '
@@ -44,13 +46,11 @@ find . -mindepth 2 -name .git -prune -exec sh -c '
     folder=${inner#./}
     grep -qxF -e "${folder%/.git}" "$links" || rm -rf "$inner"
   done
-' sh "$own/links" {} +
+' sh "$own/links" {} + || :
 git read-tree "$tree"
 own_git() {
   git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.excludesFile="$own/exclude" "$@"
 }
-# A file that cannot be read is left out and listed; it must not cost the rest of the work.
-settled own_git add --all --ignore-errors .
 add_listed() {
   own_git update-index --add --remove -z --stdin < "$own/listed" && return 0
   rm -f "$GIT_INDEX_FILE.lock"
@@ -59,15 +59,29 @@ add_listed() {
   [ "$found" -ne 123 ] || return 1
   return "$found"
 }
-settled add_listed
+# A file that cannot be read is left out and listed; it must not cost the rest of the work.
+if [ -n "$commit" ]; then
+  settled own_git add --all --ignore-errors .
+  settled add_listed
+else
+  settled stage_folder
+fi
 changed() { git diff-index --cached --raw --no-abbrev --no-renames "$@" "$tree"; }
 changed -z > "$own/raw"
 changed | cut -d ' ' -f 4 | grep -v '^0*$' | git cat-file --batch-check='%(objectname) %(objectsize)' \
   > "$own/sizes" || :
-own_git ls-files -z --others --ignored --exclude-standard > "$own/ignored"
-list_unread() { own_git ls-files -z --others --modified --exclude-standard > "$own/unread"; }
+of_links > "$own/inner"
+if [ -n "$commit" ]; then
+  own_git ls-files -z --others --ignored --exclude-standard > "$own/ignored"
+  : > "$own/odd"
+  list_unread() { own_git ls-files -z --others --modified --exclude-standard > "$own/unread"; }
+else
+  cp "$own/large" "$own/ignored"
+  odd > "$own/odd"
+  list_unread() { own_git ls-files -z --others --modified > "$own/unread"; }
+fi
 settled list_unread
-for name in raw sizes large ignored unread; do
+for name in raw sizes large ignored unread inner odd; do
   printf '%s %s\n' "$name" "$(wc -c < "$own/$name" | tr -d ' ')"
   cat "$own/$name"
 done > "$own/report"
@@ -85,7 +99,7 @@ git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color -
 wc -c < "$own/patch.diff"
 """
 
-Reason = Literal["too_large", "ignored", "was_ignored", "submodule", "unreadable"]
+Reason = Literal["too_large", "ignored", "was_ignored", "submodule", "unreadable", "no_file"]
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +109,8 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that are not UTF-8 stand as escapes."""
     reason: Reason
     """`too_large`; `ignored`, as by `.gitignore`, and not staged by the agent; `was_ignored`, it was there at
-    the start and no part of the repository; `submodule`; `unreadable`."""
+    the start and no part of the repository, and was changed or removed; `submodule`, or a file in one;
+    `unreadable`; `no_file`, an empty folder, a pipe or a socket in a folder that is no repository."""
     size: int | None = None
     """Bytes. None: not known."""
 
@@ -121,13 +136,15 @@ async def capture_patch(environment: Environment, base: Base, *, max_patch_bytes
         GraderError: the agent removed its repository, or its patch is larger than allowed.
         EnvError: the sandbox was lost, or git failed; retryable where it could not read the files.
     """
+    marks = await read_marks(environment, base.marks)
+    touched = frozenset(path for path, mark in base.marks.items() if marks.get(path) != mark)
     own = await make_folder(environment)
     await environment.upload(base.git, f"{own}/git")
     await environment.write(f"{own}/functions.sh", FUNCTIONS.encode())
     arguments = [environment.workdir, own, base.tree]
-    stage = ["sh", "-c", _STAGE, "capture", *arguments, str(base.max_file_bytes)]
+    stage = ["sh", "-c", _STAGE, "capture", *arguments, str(base.max_file_bytes), base.commit]
     await _run(environment, stage)
-    drop, left_out = choose(await environment.read(f"{own}/report"), base)
+    drop, left_out = choose(await environment.read(f"{own}/report"), base, touched)
     await environment.write(f"{own}/drop", drop)
     size = int(await _run(environment, ["sh", "-c", _DIFF, "capture", *arguments]))
     if size > max_patch_bytes:
@@ -156,12 +173,13 @@ async def _run(environment: Environment, command: list[str]) -> bytes:
     return done.stdout
 
 
-def choose(report: bytes, base: Base) -> tuple[bytes, list[LeftOut]]:
+def choose(report: bytes, base: Base, touched: frozenset[bytes] = frozenset()) -> tuple[bytes, list[LeftOut]]:
     """What of the staged changes is no part of the patch.
 
     Args:
         report: What the script wrote: named parts with their lengths.
         base: The state at the start.
+        touched: Those of `base.ignored` that are not as they were.
 
     Returns:
         Entries that undo them, in the form of `git update-index -z --index-info`, and what is left out.
@@ -171,20 +189,31 @@ def choose(report: bytes, base: Base) -> tuple[bytes, list[LeftOut]]:
     left_out: list[LeftOut] = []
     drop: list[bytes] = []
     fields = parts["raw"].split(b"\0")
+    inner = split_paths(parts["inner"])
+    old = zip(fields[0:-1:2], fields[1::2], strict=True)
+    submodules = tuple(path + b"/" for entry, path in old if entry.startswith(b":" + _GITLINK))
     for entry, path in zip(fields[0:-1:2], fields[1::2], strict=True):
         old_mode, mode, old_hash, new_hash, _ = entry.removeprefix(b":").split(b" ")
         size = int(sizes.get(new_hash, b"0"))
         reason = _why_not(path, (old_mode, mode), size, base)
+        reason = "submodule" if path.startswith(submodules) else reason
         if reason is not None:
             drop.append(b"%s %s\t%s" % (old_mode.lstrip(b"0") or b"0", old_hash, path))
             left_out.append(_left_out(path, reason, size))
-    large = {path.removeprefix(b"./") for path in parts["large"].split(b"\0")}
-    new = set(parts["ignored"].split(b"\0")) - base.ignored - {b""}
+    large = split_paths(parts["large"])
+    new = split_paths(parts["ignored"]) - base.ignored
     left_out += [_left_out(path, "too_large" if path in large else "ignored") for path in sorted(new)]
     listed = {entry.path for entry in left_out}
     # What is in the patch was read, though it may have changed again since.
-    unread = set(parts["unread"].split(b"\0")) - set(fields[1::2]) - base.ignored - {b""}
-    left_out += [_left_out(path, "unreadable") for path in sorted(unread) if _text(path) not in listed]
+    unread = split_paths(parts["unread"]) - set(fields[1::2]) - base.ignored
+    rest: list[tuple[frozenset[bytes], Reason]] = [
+        (unread, "unreadable"),
+        (inner - base.ignored | inner & touched, "submodule"),
+        (touched - inner, "was_ignored"),
+        (split_paths(parts["odd"]) - base.odd, "no_file"),
+    ]
+    for paths, reason in rest:
+        left_out += [_left_out(path, reason) for path in sorted(paths) if _text(path) not in listed]
     return b"".join(entry + b"\0" for entry in drop), left_out
 
 

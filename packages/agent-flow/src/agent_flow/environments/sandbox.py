@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 import anyio
 from sandbox_k8s import (
     ClusterError,
+    FileError,
     PodPlace,
     Sandbox,
     SandboxClient,
@@ -20,6 +22,7 @@ from sandbox_k8s import (
 )
 from token_tracking.sample import Scalar
 
+from agent_flow.environments.creation import creating
 from agent_flow.environments.memory import OOM_COMMAND, refuse_oom
 from agent_flow.environments.stops import Stops
 from agent_flow.errors import EnvError
@@ -29,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _STOP_S = 60.0
 _LOOK_S = 60.0
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MACHINE = _NO_SPACE | {errno.EIO, errno.ENOMEM, errno.ENFILE, errno.EMFILE}
+"""Why a file cannot be read or written although nobody named a wrong one."""
 
 
 class SandboxEnvironment:
@@ -126,18 +132,20 @@ async def started(
     """A sandbox with the repository in it; stopped once at the end of the block, cancelled or not.
 
     Raises:
-        EnvError: it did not come up, or there is no such folder in its image.
+        EnvCreateError: it did not come up, or there is no such folder in its image.
     """
-    try:
-        running = await client.start(sandbox)
-    except SandboxError as error:
-        raise failure("start", error) from error
+    with creating():
+        try:
+            running = await client.start(sandbox)
+        except SandboxError as error:
+            raise failure("start", error) from error
     try:
         environment = SandboxEnvironment(running, spec, name=name, image=image)
-        if spec.repository is not None:
-            await environment.upload(spec.repository, environment.workdir)
-        else:
-            await check_workdir(environment, image)
+        with creating():
+            if spec.repository is not None:
+                await environment.upload(spec.repository, environment.workdir)
+            else:
+                await check_workdir(environment, image)
         yield environment
     finally:
         await _stop(running, stops)
@@ -174,10 +182,13 @@ def failure(cause: str, error: SandboxError) -> EnvError:
         error.diagnosis if isinstance(error, (SandboxStartError, SandboxLostError, ClusterError)) else None
     )
     named = cause if diagnosed is None or diagnosed.failure is None else diagnosed.failure
+    by_machine = isinstance(error, FileError) and error.errno in _MACHINE
+    if isinstance(error, FileError) and error.errno in _NO_SPACE:
+        named = "no_space"
     return EnvError(
         named,
         str(error.args[0]),
-        fault=error.fault,
-        retryable=error.retryable,
+        fault="infra" if by_machine else error.fault,
+        retryable=by_machine or error.retryable,
         evidence=error.evidence,
     )

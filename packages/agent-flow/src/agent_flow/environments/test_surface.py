@@ -1,7 +1,7 @@
 """The test surface of a patch: files through which an agent can change its own judging.
 
-verifiers#2152: a planted `conftest.py` scored 1.0. Three kinds: files that the task's test patch brings (what
-the agent wrote there is taken back by default), configuration of test runners and code that interpreters load
+verifiers#2152: a planted `conftest.py` scored 1.0. Three kinds: files of the tests that judge (what the agent
+wrote there is taken back by default), configuration of test runners and code that interpreters load
 by themselves (flagged by default: a task may really want a change there), and other tests (counted). Compiled
 Python is never graded: it runs in place of the source that it stands for.
 """
@@ -9,7 +9,8 @@ Python is never graded: it runs in place of the source that it stands for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -43,16 +44,16 @@ _WHOLE = re.compile(
 
 _RUNNERS = re.compile(
     r"""(?:
-      unittest | doctest | _?pytest | py | pluggy | iniconfig | exceptiongroup | xdist | execnet | nose2?
-    | coverage | tox | nox | hypothesis | pytest_(?:cov|mock|asyncio|timeout|django|xdist|randomly)
-    | argparse | contextlib | difflib | functools | importlib | inspect | logging | re | signal | traceback
-    | types | warnings
+      _?pytest | py | pluggy | iniconfig | exceptiongroup | xdist | execnet | nose2? | coverage | tox | nox
+    | hypothesis | pytest_(?:cov|mock|asyncio|timeout|django|xdist|randomly)
+    | (?P<name>[^/.]+)
     )(?:\.py|/__init__\.\w+|(?:\.[\w-]+)*\.(?:so|pyd))""",
     re.VERBOSE,
 )
-"""Modules of Python's test runners, and those that they import first, in the folder that comes first on the
-path. Only new files count: a repository may be the runner's own."""
+"""Modules of Python's test runners and, by `name`, of the standard library, in the folder that comes first on
+the path. Only new files count: a repository may be the runner's own."""
 
+_STANDARD = sys.stdlib_module_names | {"asynchat", "asyncore", "distutils", "imp", "smtpd"}  # until 3.11
 _COMPILED = re.compile(r"(?:^|/)__pycache__/|\.py[co]$")
 
 _SECTIONS: dict[str, re.Pattern[str]] = {
@@ -99,7 +100,7 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
     """What of its judging a patch touches: paths, sorted."""
 
     tests: tuple[str, ...] = ()
-    """Files that the task's test patch brings, and Python that is imported before or instead of them."""
+    """Files of the tests that judge, and Python that is imported before or instead of them."""
     configuration: tuple[str, ...] = ()
     """Configuration of test runners, and code that interpreters load by themselves."""
     other_tests: tuple[str, ...] = ()
@@ -151,14 +152,15 @@ def changed_paths(patch: bytes) -> tuple[str, ...]:
     return tuple(sorted({path for part in split_patch(patch) for path in part.paths}))
 
 
-def surface_of(patch: bytes, test_patch: bytes = b"") -> Surface:
+def surface_of(patch: bytes, test_patch: bytes = b"", judging: Iterable[str] = ()) -> Surface:
     """What of its judging a patch touches.
 
     Args:
         patch: The agent's.
         test_patch: The task's. Empty: the task has none, or nobody knows it.
+        judging: Further files of the tests that judge; see `named_tests`.
     """
-    brought = set(changed_paths(test_patch))
+    brought = {*changed_paths(test_patch), *judging}
     shadows = _shadows(brought)
     tests: set[str] = set()
     configuration: set[str] = set()
@@ -204,7 +206,7 @@ def _shadows(brought: set[str]) -> re.Pattern[str] | None:
 
 
 def _configures(path: str, data: bytes) -> bool:
-    if _RUNNERS.fullmatch(path):
+    if (module := _RUNNERS.fullmatch(path)) and (not module["name"] or module["name"] in _STANDARD):
         return re.match(rb"diff --git [^\n]*\nnew file mode ", data) is not None
     return _WHOLE.search(path) is not None or _changes_configuration(path, data)
 

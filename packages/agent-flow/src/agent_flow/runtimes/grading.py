@@ -77,18 +77,21 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """The test that had begun and not ended when time was up. Empty: none, or the log does not say."""
     resolved: bool = False
     """Every test that counts passed."""
+    reward: float | None = None
+    """What the grader gave. None: it knows right and wrong alone."""
     problem: GraderError | None = None
     """Why this is no verdict. None: it is one."""
 
     def verdict(self) -> Verdict:
-        """Reward 1.0 if the task is resolved, else 0.0.
+        """The grader's own reward; else 1.0 if the task is resolved, 0.0 if not.
 
         Raises:
             GraderError: the run says nothing about the patch.
         """
         if self.problem is not None:
             raise self.problem
-        return Verdict(reward=1.0 if self.resolved else 0.0, log=self.log, tests=self.states)
+        reward = float(self.resolved) if self.reward is None else self.reward
+        return Verdict(reward=reward, log=self.log, tests=self.states)
 
 
 class TestRunner(Protocol):
@@ -101,6 +104,19 @@ class TestRunner(Protocol):
 
         Raises:
             GraderError: the tests could not be run at all.
+            EnvError: the sandbox was lost.
+        """
+        ...
+
+
+class Solver(Protocol):
+    """A runtime whose tasks bring a program as their reference solution, not a patch."""
+
+    async def solve(self, task: Task, environment: Environment) -> None:
+        """Run it in an agent's environment.
+
+        Raises:
+            GraderError: the task brings none, or it did not come to its end.
             EnvError: the sandbox was lost.
         """
         ...

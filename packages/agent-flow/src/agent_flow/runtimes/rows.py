@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -15,13 +15,11 @@ _TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 _NEEDS = "instance_id, repo, base_commit, problem_statement and FAIL_TO_PASS"
 
 
-class RepositoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row says of its repository and its tests."""
+class TestedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row says of its tests."""
 
-    repo: NonEmpty
-    """Repository: for `command`, a folder name below the runtime's `repos`."""
-    base_commit: Commit
-    """The commit that the agent starts from."""
+    __test__ = False  # for pytest, which collects classes whose name begins so
+
     FAIL_TO_PASS: tuple[NonEmpty, ...]
     """Tests that fail at the base and must pass after the agent's patch."""
     PASS_TO_PASS: tuple[NonEmpty, ...] = ()
@@ -32,12 +30,33 @@ class RepositoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """Applied before grading only: brings the tests that judge."""
 
 
+class RepositoryRow(TestedRow, frozen=True, kw_only=True):
+    """What a row says of its repository and its tests."""
+
+    repo: NonEmpty
+    """Repository: for `command`, a folder name below the runtime's `repos`."""
+    base_commit: Commit
+    """The commit that the agent starts from."""
+
+
+R = TypeVar("R", bound=TestedRow)
+
+
 def repository_row(task: Task) -> RepositoryRow:
     """A task's row, checked.
 
     Raises:
         TaskRowError: a column is missing or malformed, or nothing would tell a right patch from none.
     """
+    return _row(task, RepositoryRow)
+
+
+def tested_row(task: Task) -> TestedRow:
+    """The part of a task's row that is about its tests; raises as `repository_row` does."""
+    return _row(task, TestedRow)
+
+
+def _row(task: Task, kind: type[R]) -> R:
     columns = dict(task.row)
     where = f"{task.where} ({task.instance_id})"
     for name in _TEST_LISTS:
@@ -49,7 +68,7 @@ def repository_row(task: Task) -> RepositoryRow:
                 raise TaskRowError(
                     f"{name} is neither a list nor a JSON list in a string", where=where
                 ) from error
-    row = msgspec.structs.replace(task, row=columns).columns(RepositoryRow, needs=_NEEDS)
+    row = msgspec.structs.replace(task, row=columns).columns(kind, needs=_NEEDS)
     if not row.FAIL_TO_PASS:
         raise TaskRowError(
             "FAIL_TO_PASS is empty: nothing would tell a right patch from none",

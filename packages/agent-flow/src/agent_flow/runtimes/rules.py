@@ -75,13 +75,15 @@ def read_rules(path: Path) -> Rules:
         raise TaskRowError(f"not a rules file: {error}", where=str(path), fix=fix) from error
 
 
-def ruled_tasks(file: ConfigFile) -> tuple[Task, ...]:
+def ruled_tasks(file: ConfigFile, read: tuple[Task, ...] | None = None) -> tuple[Task, ...]:
     """The tasks of a configuration; with `tasks.rules`, the accepted ones with the tests that count.
+
+    `read`: what the runtime made of `tasks.path`. None: its rows as they are.
 
     Raises:
         TaskRowError: a row is malformed, or the rules do not fit it.
     """
-    tasks = load_tasks(file.resolve(file.run.tasks.path))
+    tasks = load_tasks(file.resolve(file.run.tasks.path)) if read is None else read
     if not file.run.tasks.rules:
         return tasks
     path = file.resolve(file.run.tasks.rules)

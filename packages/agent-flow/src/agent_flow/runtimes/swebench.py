@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -23,8 +22,9 @@ from agent_flow.runtimes.grading import NOT_RUN, Observation, apply_patch, runni
 from agent_flow.runtimes.repositories import Repositories
 from agent_flow.runtimes.rows import repository_row
 from agent_flow.runtimes.rules import LEFT_OUT, ruled_tasks
+from agent_flow.runtimes.script import run_logged
 from agent_flow.runtimes.swebench_log import LogReport, Swebench, TestSpec, load_swebench
-from agent_flow.task import Task
+from agent_flow.task import Task, load_tasks
 
 WORKDIR = "/testbed"
 """Where every image of SWE-bench has its repository."""
@@ -32,7 +32,6 @@ CLASSIC_LACKS = ("image", "eval_script", "log_parser", "eval_type")
 """What swebench 5 wants of a row beyond the classic columns."""
 _NOT_BY_PATCH = (None, 0, *NOT_RUN, 137)
 """Exit codes of a test command that found nothing wrong, is not there, or was killed (out of memory)."""
-_LARGEST_LOG = 64 << 20
 _IN_SCRIPT = re.compile(r"/testbed(?![\w.-])")
 
 
@@ -81,7 +80,7 @@ class SwebenchRuntime:
             TaskRowError: a row is malformed, is a classic one, names an unknown parser, or needs images that
                 are no container's.
         """
-        tasks = ruled_tasks(self._file)
+        tasks = ruled_tasks(self._file, self.read_tasks())
         for task in tasks:
             columns = _check_columns(task, self._swebench)
             row = repository_row(task)
@@ -92,6 +91,10 @@ class SwebenchRuntime:
                 spec = EnvironmentSpec(repository=path, base_commit=row.base_commit)
             self._specs[task.instance_id] = spec
         return tasks
+
+    def read_tasks(self) -> tuple[Task, ...]:
+        """The rows of `tasks.path`; raises as `load_tasks` does."""
+        return load_tasks(self._file.resolve(self._file.run.tasks.path))
 
     def environment(self, task: Task) -> EnvironmentSpec:
         """The row's image, or its repository of this machine."""
@@ -115,14 +118,11 @@ class SwebenchRuntime:
         script, path, code = f"{folder}/eval.sh", f"{folder}/log", f"{folder}/exit_code"
         text = self._swebench.record_exit_code(self._script(task, spec, environment), code)
         await environment.write(script, text.encode())
-        done = await environment.execute(
-            # The markers are on stderr (`set -x`): both streams are one log, as in swebench's own harness.
-            # In a file, since of a command's output a sandbox keeps only the beginning and the end.
-            ["bash", "-c", 'exec bash "$1" > "$2" 2>&1', "eval", script, path],
-            timeout_s=self._config.timeout_s,
-            cwd=environment.workdir,
+        # The markers are on stderr (`set -x`): both streams are one log, as in swebench's own harness.
+        done = await run_logged(
+            environment, ["bash", script], path, timeout_s=self._config.timeout_s, cwd=environment.workdir
         )
-        log = await _read_log(environment, path)
+        log = done.log
         if done.timed_out:
             return await self._out_of_time(spec, log)
         recorded = await environment.execute(["cat", code], timeout_s=60.0)
@@ -147,19 +147,6 @@ class SwebenchRuntime:
         said = f"{what}: {running} did not end" if running else what
         problem = GraderError("timeout", said, fault="agent", evidence=log)
         return Observation(states=states, log=log, timed_out=True, running=running, problem=problem)
-
-
-async def _read_log(environment: Environment, path: str) -> str:
-    sized = await environment.execute(["sh", "-c", 'wc -c < "$1"', "size", path], timeout_s=60.0)
-    text = sized.stdout.decode("utf-8", "replace").strip()
-    if sized.exit_code != 0 or not text.isdecimal():
-        evidence = sized.stderr.decode("utf-8", "replace")
-        raise GraderError("log", "the eval script left no log", retryable=True, evidence=evidence)
-    if int(text) > _LARGEST_LOG:
-        raise GraderError(
-            "log_too_large", f"the eval script wrote {text} bytes, more than {_LARGEST_LOG}", fault="agent"
-        )
-    return (await environment.read(path)).decode("utf-8", "replace")
 
 
 def _contradicted(report: LogReport, recorded: CommandOutput, log: str) -> Observation | None:
@@ -249,15 +236,4 @@ def _check_columns(task: Task, swebench: Swebench) -> SwebenchRow:
     if columns.eval_type not in swebench.eval_types:
         known = " or ".join(sorted(swebench.eval_types))
         raise TaskRowError(f"eval_type is {columns.eval_type!r}", where=where, fix=known)
-    assets = task.row.get("image_assets")
-    try:
-        parsed: object = json.loads(assets) if isinstance(assets, str) and assets else assets
-    except json.JSONDecodeError as error:
-        raise TaskRowError("image_assets is not JSON", where=where) from error
-    if isinstance(parsed, dict) and any(cast("dict[str, object]", parsed).values()):
-        raise TaskRowError(
-            "the task comes with images (image_assets), which this version does not handle",
-            where=where,
-            fix="leave the row out",
-        )
     return columns

@@ -17,6 +17,7 @@ def sampled(rollout):
     return sample.token_ids[mask].tolist(), sample.versions[mask].tolist(), sample.logprobs[mask]
 
 
+@pytest.mark.original("A-weight-version", "B-generate-logprobs", "B-partial-turns")
 def test_a_turn_in_pieces_is_one_turn(scripted, routed, model, plan, rollout):
     a = scripted("http://a:1", [plan("abort", 3), plan("die", 5, down_s=1), plan("abort"), plan("cut", 4)])
 
@@ -43,6 +44,7 @@ def test_a_turn_in_pieces_is_one_turn(scripted, routed, model, plan, rollout):
     assert rollout.conversation.turns == 1
 
 
+@pytest.mark.original("A-limit-context")
 def test_a_prompt_without_room_is_a_full_context(scripted, routed, rollout):
     async def main(router):
         asking = ConversationModel(rollout, router, SamplingConfig(), on_turn=lambda: None)

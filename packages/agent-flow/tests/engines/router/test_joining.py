@@ -259,6 +259,7 @@ def test_many_calls_that_fail_at_once_are_one_failure(scripted, routed, turn, pl
     assert (stats["calls_failed"], stats["breaker_openings"]) == (10, 0)
 
 
+@pytest.mark.original("B-sticky")
 def test_a_rollout_stays_where_its_prefix_is(scripted, routed, turn):
     replicas = [scripted(address) for address in (A, B, C)]
 
@@ -275,6 +276,7 @@ def test_a_rollout_stays_where_its_prefix_is(scripted, routed, turn):
         assert len({request.session for request in replica.requests}) == 2
 
 
+@pytest.mark.original("B-select")
 def test_a_rollout_leaves_a_server_that_has_much_more_to_do(scripted, routed, turn):
     a, b = scripted(A), scripted(B)
 
@@ -330,6 +332,7 @@ def test_a_server_that_started_again_holds_nobody(scripted, routed, turn):
     assert (len(a.requests), len(b.requests)) == (3, 1)
 
 
+@pytest.mark.original("B-select")
 def test_a_prompt_goes_where_the_cache_has_room(scripted, routed, turn):
     a, b = scripted(A, kv_tokens=100), scripted(B, kv_tokens=1000)
 
@@ -342,6 +345,7 @@ def test_a_prompt_goes_where_the_cache_has_room(scripted, routed, turn):
     assert (len(a.requests), len(b.requests)) == (2, 8)
 
 
+@pytest.mark.original("A-query-rid")
 def test_the_session_is_one_for_an_attempt(scripted, routed, turn, plan):
     replica = scripted(A, [plan("abort", 3)])
 

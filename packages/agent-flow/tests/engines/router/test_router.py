@@ -13,6 +13,7 @@ def budgets(replica):
     return [request.max_new_tokens for request in replica.requests]
 
 
+@pytest.mark.original("B-generate-limit-unset")
 def test_a_turn_is_one_call(scripted, routed, turn, ids_of, model):
     replica = scripted(A)
     records = routed(lambda router: router.generate(turn()), replica)
@@ -24,6 +25,7 @@ def test_a_turn_is_one_call(scripted, routed, turn, ids_of, model):
     assert records[0].weight_version == 1
 
 
+@pytest.mark.original("A-executor-engines", "B-generate-continues", "B-server-fails")
 @pytest.mark.parametrize("end", ["abort", "die", "cut"])
 def test_a_turn_goes_on_from_the_tokens_that_are_held(scripted, routed, turn, ids_of, model, plan, end):
     plans = [plan(end, 3), plan(end, 4), plan(end, 5)]
@@ -33,6 +35,7 @@ def test_a_turn_goes_on_from_the_tokens_that_are_held(scripted, routed, turn, id
     assert sum(map(len, (record.output_ids for record in records))) <= 20
 
 
+@pytest.mark.original("A-budget-after-abort", "B-generate-budget")
 @pytest.mark.parametrize("most", [1, 5, 12, 13])
 def test_aborts_in_a_row_stay_within_the_budget(scripted, routed, turn, ids_of, model, plan, most):
     """slime#2003, verl#7207: each call had the whole budget again."""
@@ -42,6 +45,7 @@ def test_aborts_in_a_row_stay_within_the_budget(scripted, routed, turn, ids_of, 
     assert budgets(replica) == list(range(most, most - len(replica.requests), -1))
 
 
+@pytest.mark.original("B-generate-limit-0")
 def test_a_budget_used_up_at_the_abort_is_a_length_without_another_call(scripted, routed, turn, ids_of, plan):
     """`FullyAsyncLLMServerManager.generate` called again, with a limit of 0."""
     full = scripted(A, [plan("abort", 6), plan("abort", 4)])
@@ -51,6 +55,7 @@ def test_a_budget_used_up_at_the_abort_is_a_length_without_another_call(scripted
     assert budgets(full) == [10, 4]
 
 
+@pytest.mark.original("A-budget-context")
 def test_a_context_that_is_full_at_the_abort_is_a_length(scripted, routed, turn, ids_of, plan):
     """slime#2260: 19202 tokens in a context of 40960, and again a budget of 24576."""
     replica = scripted(A, [plan("abort", 6), plan("abort", 3)], context=12)
@@ -99,6 +104,7 @@ def test_an_abort_that_came_with_the_stop_token_has_ended_the_turn(
     assert len(late.requests) == 1
 
 
+@pytest.mark.original("B-generate-empty")
 def test_empty_aborts_change_nothing(scripted, routed, turn, ids_of, model, plan):
     replica = scripted(A, [plan("abort"), plan("abort", 3), plan("abort"), plan("abort")])
     records = routed(lambda router: router.generate(turn(most=20)), replica)
@@ -106,6 +112,7 @@ def test_empty_aborts_change_nothing(scripted, routed, turn, ids_of, model, plan
     assert [len(record.output_ids) for record in records] == [3, 17]
 
 
+@pytest.mark.original("B-generate-empty")
 def test_an_engine_that_keeps_aborting_is_an_error_with_what_there_is(scripted, routed, turn, ids_of, plan):
     replica = scripted(A, [plan("abort", 3), *[plan("abort")] * 99])
 
@@ -220,6 +227,7 @@ def test_an_answer_beyond_the_budget_is_not_taken(scripted, routed, turn, ids_of
     assert (ids_of(records), records[-1].finish_reason) == model((7, 8, 32), 20)
 
 
+@pytest.mark.original("B-generate-for-partial")
 def test_abort_of_a_rollout_ends_its_turn_with_what_there_is(scripted, routed, turn, ids_of, model):
     replica = scripted(A)
     mine, other = turn("mine"), turn("other", prompt=(5, 5))
@@ -326,6 +334,7 @@ def test_generate_outside_the_session_is_an_error(scripted, turn):
         anyio.run(router.generate, turn())
 
 
+@pytest.mark.original("B-generate-callers-values")
 def test_the_prompt_of_the_caller_is_not_changed(scripted, routed, turn, plan):
     request = turn()
     before = request.prompt_ids.copy()

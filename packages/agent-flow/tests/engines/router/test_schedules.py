@@ -9,6 +9,7 @@ from itertools import pairwise
 import anyio
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,6 +106,7 @@ def check_calls(servers, most, context):
             assert request.salt.startswith("run/")
 
 
+@pytest.mark.original("A-budget-context", "B-generate-continues", "B-generate-budget")
 @settings(max_examples=150, deadline=None)
 @given(
     plans=st.lists(st.lists(PLANS, max_size=6), min_size=1, max_size=3),
