@@ -123,9 +123,10 @@ async def test_many_cost_three_requests_each_at_most_and_share_two_watches(
     assert most_at_once > simulated.config.start_concurrency or stats.start_slowdowns
     # A server with too much to do has some of them sent again, with a look whether it did the first.
     assert requests - 2 * stats.api_repeats < 3 * SIMULATED, stats
-    # One for pods and one for events; each lasts its time, and is then opened again.
+    # One for pods and one for events; each lasts its time, and is then opened again. A busy server may end
+    # one early that does not keep up.
     opened = stats.watches - stats.watch_failures
-    assert opened <= 2 * (1 + open_s // simulated.config.watch_s), (open_s, stats)
+    assert opened <= 2 * (1 + open_s // simulated.config.watch_s) + 2, (open_s, stats)
 
 
 @pytest.fixture

@@ -129,9 +129,12 @@ def context(example):
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def place(place_name, context, request):
-    """One session of a provider for all tests."""
+    """One session of a provider for all tests of a file.
+
+    No longer: while an async fixture lives, tests without a loop cannot start one in this thread.
+    """
     made = request.getfixturevalue("make_place")(place_name)
     async with made.environments.session():
         yield made
@@ -231,7 +234,9 @@ class E2bServer:
 def e2b_server(testbed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("e2b")
     command = [sys.executable, str(Path(__file__).parent / "e2b_server.py"), str(folder), str(testbed.folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}  # it has ids
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as server:
         yield E2bServer(folder, int(server.stdout.readline()))
         server.stdin.close()
         server.wait(timeout=60)

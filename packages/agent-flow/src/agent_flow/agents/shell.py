@@ -83,10 +83,14 @@ printf '__af=%q __af_n=%q; \\builtin source %q\n' "$1" "$2" "$1/step.sh" >&5
 lives() {
   [ -p "$1/in" ] && { kill -0 "$(cat "$1/keeper")" || kill -0 -- "-$(cat "$1/group")"; }
 } 2>/dev/null
+rc="$1/$2.rc"
+said() { # within $1 seconds; a read may be out of time when it has just read what came: then there is a code
+  read -r -t "$1" _ <&4 || { [ -s "$rc" ] && { read -r -t 1 _ <&4; true; }; }
+}
 ends() { # within $3 seconds, which have three decimals
-  read -r -t "0.${3#*.}1" _ <&4 && return
+  [ "${3#*.}" != 000 ] && said "0.${3#*.}" && return
   for ((left = ${3%.*}; left > 0; left--)); do
-    read -r -t 1 _ <&4 && return
+    said 1 && return
     lives "$1" || exit 68
   done
   return 1
@@ -95,7 +99,7 @@ late=0
 ends "$@" || {
   late=124
   kill -INT -- "-$(cat "$1/group")"
-  read -r -t 2 _ <&4 || { kill -KILL -- "-$(cat "$1/group")"; read -r -t 5 _ <&4; } || exit 68
+  said 2 || { kill -KILL -- "-$(cat "$1/group")"; said 5; } || exit 68
 } 2>/dev/null
 head -c "$4" "$1/$2.out"
 cat "$1/$2.rc" >&2
