@@ -229,8 +229,11 @@ def test_a_run_folder_has_no_secrets_of_options(tmp_path):
 @pytest.mark.parametrize(
     ("agent", "said"),
     [
-        ({"options": {"reasoning_effort": "high"}}, "does not support parameters: ['reasoning_effort']"),
-        ({"options": {"extra_body": 7}}, "not a mapping"),
+        (
+            {"model": "openai/gpt-4", "options": {"reasoning_effort": "high"}},
+            "does not support parameters: ['reasoning_effort']",
+        ),
+        ({"options": {"extra_body": 7}}, "extra_body is not a mapping"),
         ({"model": "openai/gpt-5", "temperature": 0.3}, "temperature=0.3"),
         ({"options": {"custom_llm_provider": "anthropic"}}, "not to be given among the options"),
     ],

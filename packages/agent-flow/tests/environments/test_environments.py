@@ -23,7 +23,7 @@ def repository(tmp_path_factory):
     return EnvironmentSpec(repository=source.parent / "demo", base_commit=commit)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def environment(place, repository):
     """One sandbox for the tests that leave nothing behind in it."""
     async with place.environments.open(repository) as environment:

@@ -52,6 +52,9 @@ _CONTEXT_FULL = re.compile(
     r"context[ _](length|window|limit|size)|maximum context|prompt is too long|too many (input )?tokens", re.I
 )
 """Servers say it in words of their own; litellm knows some of them."""
+_HELD_BACK = re.compile(r"content_policy_violation|content_filter|ResponsibleAIPolicyViolation", re.I)
+"""Codes of OpenAI and Azure, which not every release of litellm knows."""
+_MAPPINGS = ("extra_body", "extra_headers", "headers")
 
 
 class CallConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +99,9 @@ def longest_call_s(config: CallConfig) -> float:
 
 def refused_arguments(litellm: Any, name: str, provider: str, arguments: Mapping[str, object]) -> str:
     """What litellm refuses of a provider's model by its own lists, without asking it. Empty: nothing."""
+    for key in _MAPPINGS:
+        if key in arguments and not isinstance(arguments[key], Mapping):
+            return f"{key} is not a mapping"
     look = litellm.utils.get_optional_params
     # What is neither among those has a meaning for litellm itself, such as `metadata`.
     taken = {*inspect.signature(look).parameters}
@@ -235,7 +241,8 @@ class LitellmCalls:
             return EngineError("credentials", f"{said}\n  try: another key in agent.api_key_file")
         if status == 404 or isinstance(error, openai.NotFoundError):
             return EngineError("no_model", f"{said}\n  try: another agent.model or agent.api_base")
-        if isinstance(error, exceptions.ContentPolicyViolationError):
+        held_back = status == 400 and _HELD_BACK.search(text) is not None
+        if held_back or isinstance(error, exceptions.ContentPolicyViolationError):
             return EngineError("content_policy", said, fault="task")
         if status is None or isinstance(error, openai.APIConnectionError):
             return EngineError("unavailable", said, retryable=True)
