@@ -106,6 +106,8 @@ class Worker:
         self.clock = VirtualClock(world.cluster.loop, world.chance, world.skew_s())
         self.scope = anyio.CancelScope()
         self.mine: dict[str, Sandbox] = {}
+        self.unrenewed: set[str] = set()
+        """Whose stop was not confirmed: it is renewed no more, so that it ends by itself."""
         self.leaving: set[str] = set()
         self.done = anyio.Event()
         self._ready = anyio.Event()
@@ -162,6 +164,7 @@ class Worker:
     def _got(self, sandbox: Sandbox) -> Sandbox:
         self.world.won(self, sandbox)
         self.mine[sandbox.id] = sandbox
+        self.unrenewed.discard(sandbox.id)
         self.leaving.discard(sandbox.id)
         return sandbox
 
@@ -200,7 +203,12 @@ class Worker:
 
     async def stop(self, sandbox: Sandbox) -> None:
         """Stop one, twice."""
-        await sandbox.stop()
+        try:
+            await sandbox.stop()
+        except SandboxError as problem:
+            if not isinstance(problem, FencedError):
+                self.unrenewed.add(sandbox.id)
+            raise
         await sandbox.stop()
         if self.mine.get(sandbox.id) is sandbox:
             del self.mine[sandbox.id]
@@ -296,6 +304,7 @@ class World:
         owners = [one for one in self.owners(sandbox_id) if one.name != who]
         if who == "reaper":  # one that could not renew its record has lost it
             owners = [one for one in owners if self.cluster.now_s() - one.network.hampered_s > RECORD_LASTS_S]
+            owners = [one for one in owners if sandbox_id not in one.unrenewed]
         if owners:
             self.broken.append(f"{who} deletes {name}, which {[one.name for one in owners]} own")
         epoch, until_s = self._promises.get(sandbox_id, (0, 0.0))
