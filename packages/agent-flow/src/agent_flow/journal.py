@@ -150,7 +150,10 @@ def read_events(folder: Path) -> list[dict[str, object]]:
 
 
 def _encoded(line: Mapping[str, object]) -> bytes:
-    return json.dumps({name: _held(name, value) for name, value in line.items()}).encode()
+    try:
+        return json.dumps(line, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):  # then each value by itself, to keep the others
+        return json.dumps({name: _held(name, value) for name, value in line.items()}).encode()
 
 
 def _held(name: str, value: object) -> object:

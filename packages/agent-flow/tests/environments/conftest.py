@@ -21,11 +21,12 @@ from types import SimpleNamespace
 import pytest
 from agent_flow.clock import Clock
 from agent_flow.config import load_config
+from agent_flow.environments.base_commit import BaseCommits
 from agent_flow.environments.docker import DockerEnvironments
 from agent_flow.environments.e2b import E2bEnvironments
 from agent_flow.environments.k8s import KubernetesEnvironments
 from agent_flow.environments.local import LocalEnvironments
-from agent_flow.environments.repository import git
+from agent_flow.environments.repository import build_repository, git
 from agent_flow.protocols import EnvironmentSpec, ProviderContext
 from token_tracking import load_tokenizer
 
@@ -240,6 +241,47 @@ def e2b_server(testbed, tmp_path_factory):
         yield E2bServer(folder, int(server.stdout.readline()))
         server.stdin.close()
         server.wait(timeout=60)
+
+
+@pytest.fixture
+def server(why_not, request):
+    """The server of e2b, calm again afterwards."""
+    if why := why_not("e2b"):
+        pytest.skip(why)
+    server = request.getfixturevalue("e2b_server")
+    yield server
+    server.tell("calm")
+
+
+@pytest.fixture
+async def e2b_place(server, make_place):
+    """A session for one test."""
+    made = make_place("e2b")
+    async with made.environments.session():
+        yield made
+    assert made.left() == []
+
+
+@pytest.fixture(scope="module")
+async def local(make_place):
+    """Sandboxes of this machine."""
+    made = make_place("local")
+    async with made.environments.session():
+        yield made.environments
+
+
+@pytest.fixture
+def bases(tmp_path):
+    return BaseCommits(tmp_path / "bases", max_file_bytes=200_000)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A task's, of one file."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/a.py").write_text("x = 1\n")
+    commit = build_repository(tmp_path / "source", tmp_path / "demo", "demo")
+    return EnvironmentSpec(repository=tmp_path / "demo", base_commit=commit)
 
 
 def pods_of(kubeconfig: Path, run: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_flow.environments.base_commit import ATTRIBUTES, Base, BaseCommits, prune
+from agent_flow.environments.base_commit import ATTRIBUTES, Base, prune
 from agent_flow.environments.patch import capture_patch, choose
 from agent_flow.environments.repository import git
 from agent_flow.environments.staging import FUNCTIONS
@@ -16,18 +16,6 @@ from agent_flow.errors import EnvError
 from agent_flow.protocols import EnvironmentSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-async def local(make_place):
-    made = make_place("local")
-    async with made.environments.session():
-        yield made.environments
-
-
-@pytest.fixture
-def bases(tmp_path):
-    return BaseCommits(tmp_path / "bases", max_file_bytes=200_000)
 
 
 @pytest.fixture

@@ -6,21 +6,12 @@ import os
 import pytest
 from agent_flow.environments.creation import creating
 from agent_flow.environments.docker import DockerEnvironments
-from agent_flow.environments.repository import build_repository
 from agent_flow.errors import EnvCreateError, EnvError
 from agent_flow.outcome import ERRORS, outcome_of_error
 from agent_flow.protocols import EnvironmentSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 ABSENT = EnvironmentSpec(image="localhost/agent-flow-no-such-image:1", workdir="/")
-
-
-@pytest.fixture
-def repository(tmp_path):
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/a.py").write_text("x = 1\n")
-    commit = build_repository(tmp_path / "source", tmp_path / "demo", "demo")
-    return EnvironmentSpec(repository=tmp_path / "demo", base_commit=commit)
 
 
 def check(error, cause, fault, retryable):

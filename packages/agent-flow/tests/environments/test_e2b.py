@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from agent_flow.agents.shell import Shell
 from agent_flow.environments.e2b import E2bEnvironments, E2bHandle
-from agent_flow.environments.repository import build_repository
 from agent_flow.errors import ConfigError, EnvCreateError, EnvError
 from agent_flow.outcome import outcome_of_error
 from agent_flow.protocols import EnvironmentSpec
@@ -24,28 +23,8 @@ AT_ONCE = {"Should-Retry": "false"}
 
 
 @pytest.fixture
-def server(why_not, request):
-    if why := why_not("e2b"):
-        pytest.skip(why)
-    server = request.getfixturevalue("e2b_server")
-    yield server
-    server.tell("calm")
-
-
-@pytest.fixture
-async def place(server, make_place):
-    made = make_place("e2b")
-    async with made.environments.session():
-        yield made
-    assert made.left() == []
-
-
-@pytest.fixture
-def repository(tmp_path):
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/a.py").write_text("x = 1\n")
-    commit = build_repository(tmp_path / "source", tmp_path / "demo", "demo")
-    return EnvironmentSpec(repository=tmp_path / "demo", base_commit=commit)
+def place(e2b_place):
+    return e2b_place
 
 
 async def run(environment, script, **more):

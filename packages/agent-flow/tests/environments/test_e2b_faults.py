@@ -23,20 +23,8 @@ KILLING = "each TERM"
 
 
 @pytest.fixture
-def server(why_not, request):
-    if why := why_not("e2b"):
-        pytest.skip(why)
-    server = request.getfixturevalue("e2b_server")
-    yield server
-    server.tell("calm")
-
-
-@pytest.fixture
-async def place(server, make_place):
-    made = make_place("e2b")
-    async with made.environments.session():
-        yield made
-    assert made.left() == []
+def place(e2b_place):
+    return e2b_place
 
 
 @pytest.fixture

@@ -4,22 +4,12 @@ import msgspec
 import pytest
 from agent_flow.environments.k8s import KubernetesEnvironments
 from agent_flow.environments.local import LocalEnvironments
-from agent_flow.environments.repository import build_repository
 from agent_flow.errors import ConfigError, EnvError
 from agent_flow.outcome import outcome_of_error
-from agent_flow.protocols import EnvironmentSpec
 from sandbox_k8s import LocalConfig, SandboxClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 Config = KubernetesEnvironments.Config
-
-
-@pytest.fixture
-def repository(tmp_path):
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/a.py").write_text("x = 1\n")
-    commit = build_repository(tmp_path / "source", tmp_path / "demo", "demo")
-    return EnvironmentSpec(repository=tmp_path / "demo", base_commit=commit)
 
 
 @pytest.mark.original("A-k8s-settings")

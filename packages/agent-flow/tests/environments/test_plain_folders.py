@@ -4,7 +4,6 @@ import os
 import shutil
 
 import pytest
-from agent_flow.environments.base_commit import BaseCommits
 from agent_flow.environments.patch import capture_patch
 from agent_flow.environments.repository import git
 from agent_flow.errors import EnvError
@@ -12,18 +11,6 @@ from agent_flow.protocols import EnvironmentSpec
 from agent_flow.runtimes.grading import apply_patch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-async def local(make_place):
-    made = make_place("local")
-    async with made.environments.session():
-        yield made.environments
-
-
-@pytest.fixture
-def bases(tmp_path):
-    return BaseCommits(tmp_path / "bases", max_file_bytes=200_000)
 
 
 @pytest.fixture

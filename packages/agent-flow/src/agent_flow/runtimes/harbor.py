@@ -28,7 +28,7 @@ from token_tracking.sample import Scalar
 
 from agent_flow.config import WorkerConfig
 from agent_flow.environments.folder import make_folder
-from agent_flow.errors import ConfigError, GraderError, TaskRowError
+from agent_flow.errors import GraderError, TaskRowError
 from agent_flow.protocols import Environment, EnvironmentSpec, ProviderContext
 from agent_flow.rollout import Verdict
 from agent_flow.runtimes.build_log import machine_broke
@@ -41,6 +41,7 @@ from agent_flow.runtimes.harbor_task import (
     of_each,
     read_tasks,
 )
+from agent_flow.runtimes.image_names import check_image_name, image_of
 from agent_flow.runtimes.reward_file import LARGEST, read_reward
 from agent_flow.runtimes.rules import ruled_tasks
 from agent_flow.runtimes.script import LOOK_S, ScriptRun, ended_by_signal, not_fetched, run_logged
@@ -85,12 +86,7 @@ class HarborRuntime:
     def __init__(self, config: Config, context: ProviderContext) -> None:
         self._config = config
         self._file = context.file
-        if "{" in config.image.replace("{instance_id}", ""):
-            raise ConfigError(
-                f"runtime.image {config.image!r} has a place that is not {{instance_id}}",
-                where=context.file.where(("runtime", "image")),
-                fix="registry/{instance_id}:latest",
-            )
+        check_image_name(config.image, context.file, "registry/{instance_id}:latest")
         self._repos = context.file.resolve(config.repos) if config.repos else None
         self._folders: dict[str, HarborTask] = {}
         self._specs: dict[str, EnvironmentSpec] = {}
@@ -134,7 +130,7 @@ class HarborRuntime:
         check_workdir(folder)
         if self._repos is not None:
             return EnvironmentSpec(repository=self._source(folder, self._repos), plain=True)
-        image = self._config.image.replace("{instance_id}", folder.name.lower())
+        image = image_of(self._config.image, folder.name)
         image = folder.table.environment.docker_image or image
         if not image:
             raise TaskRowError(

@@ -21,11 +21,12 @@ from token_tracking.sample import Scalar
 
 from agent_flow.environments.folder import make_folder
 from agent_flow.environments.test_surface import changed_paths
-from agent_flow.errors import ConfigError, GraderError, TaskRowError
+from agent_flow.errors import GraderError, TaskRowError
 from agent_flow.protocols import Environment, EnvironmentSpec, ProviderContext
 from agent_flow.rollout import Verdict
 from agent_flow.runtimes.build_log import machine_broke
 from agent_flow.runtimes.grading import KILLED, NOT_RUN, Observation, apply_patch, apply_test_patch
+from agent_flow.runtimes.image_names import check_image_name, image_of
 from agent_flow.runtimes.repositories import Repositories
 from agent_flow.runtimes.rows import RepositoryRow, repository_row
 from agent_flow.runtimes.rules import ruled_tasks
@@ -87,12 +88,7 @@ class SwefactoryRuntime:
         self._config = config
         self._clock = context.clock
         self._file = context.file
-        if "{" in config.image.replace("{instance_id}", ""):
-            raise ConfigError(
-                f"runtime.image {config.image!r} has a place that is not {{instance_id}}",
-                where=context.file.where(("runtime", "image")),
-                fix="setup.{instance_id}:latest",
-            )
+        check_image_name(config.image, context.file, "setup.{instance_id}:latest")
         self._repositories = (
             Repositories(context.file.resolve(config.repos), context.scratch / "repositories")
             if config.repos
@@ -128,7 +124,7 @@ class SwefactoryRuntime:
     def _image(self, task: Task) -> str:
         named = next((task.row[name] for name in _IMAGES if task.row.get(name)), None)
         if named is None:
-            return self._config.image.replace("{instance_id}", task.instance_id.lower())
+            return image_of(self._config.image, task.instance_id)
         if not isinstance(named, str):
             raise TaskRowError(f"the image is {named!r}, not a name", where=_where(task))
         return named
