@@ -28,14 +28,15 @@ LOCAL = pytest.mark.parametrize("place", ["process"], indirect=True)
 PODS = pytest.mark.parametrize(
     "place", ["fake", pytest.param("kubernetes", marks=pytest.mark.cluster)], indirect=True
 )
-LEASE_S, DETACHED_S = 3.0, 8.0
+DETACHED_S = 8.0
 
 
 class Life:
     """One sandbox from start to end, handed from worker to worker by chance."""
 
-    def __init__(self, seed: int, crew: Crew, client: SandboxClient) -> None:
+    def __init__(self, seed: int, crew: Crew, client: SandboxClient, lease_s: float) -> None:
         self.seed = seed
+        self.lease_s = lease_s
         self.chance = Random(seed)
         self.crew = crew
         self.client = client
@@ -45,10 +46,10 @@ class Life:
 
     async def run(self) -> None:
         """Live."""
-        begun = await self.pick().ask("start", lease_s=LEASE_S, detached_s=DETACHED_S)
+        begun = await self.pick().ask("start", lease_s=self.lease_s, detached_s=DETACHED_S)
         if "error" in begun:
-            assert begun["error"] == "Killed", begun
-            return
+            assert begun["error"] == "Killed" or "lease ran out" in begun["text"], begun
+            return  # its worker was killed, or too busy to be heard of in time: promise 5 ended it
         self.handle = begun["handle"]
         self.id = SandboxHandle.from_json(self.handle).sandbox_id
         self._held = [(self._picked, 1)]
@@ -129,7 +130,7 @@ async def until(client: SandboxClient, states: list[str]) -> None:
         await anyio.sleep(0.1)
 
 
-async def lives(config: ClientConfig, many: int, *, workers: int, at_once: int) -> None:
+async def lives(config: ClientConfig, many: int, *, workers: int, at_once: int, lease_s: float = 3.0) -> None:
     """Run lives, then wait for leases and sweep once: nothing may be left."""
     seed = int(os.environ.get("SANDBOX_K8S_SEED", "0"))
     make = SandboxClient.kubernetes if isinstance(config, KubernetesConfig) else SandboxClient.local
@@ -142,7 +143,7 @@ async def lives(config: ClientConfig, many: int, *, workers: int, at_once: int) 
             async def live() -> None:
                 nonlocal judged
                 while run:
-                    one = Life(run.pop(), hired, client)
+                    one = Life(run.pop(), hired, client, lease_s)
                     await one.run()
                     judged += one.judged
                     broken.extend(f"seed {one.seed}: {what}" for what in one.broken)
@@ -170,7 +171,8 @@ async def test_300_lives_in_pods_of_the_fake_cluster(config: ClientConfig) -> No
 async def test_60_lives_in_pods_of_a_real_cluster(config: ClientConfig) -> None:
     assert isinstance(config, KubernetesConfig)
     small = msgspec.structs.replace(config, cpu=0.05, memory_bytes=128 << 20)
-    await lives(small, int(os.environ.get("SANDBOX_K8S_LIVES", "60")), workers=4, at_once=8)
+    many = int(os.environ.get("SANDBOX_K8S_LIVES", "60"))
+    await lives(small, many, workers=4, at_once=8, lease_s=6.0)  # a node that starts pods is busy
 
 
 @LOCAL

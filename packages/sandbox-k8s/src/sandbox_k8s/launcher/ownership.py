@@ -140,6 +140,11 @@ class Ownership:
         self._running.add(operation)
         return operation
 
+    @property
+    def held_alone(self) -> bool:
+        """Whether something is under way beside which nothing may begin."""
+        return self._alone is not None
+
     def alone(self, operation: Operation) -> list[Operation]:
         """Let nothing else begin before this one has ended; what is under way already, of anybody."""
         self._alone = operation

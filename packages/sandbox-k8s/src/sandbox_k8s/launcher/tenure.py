@@ -12,6 +12,7 @@ from .execute import FENCED, Wake
 from .ownership import AloneError, Operation, Ownership
 
 _OLDER_END_S = 15.0
+_ALONE_END_S = 5.0
 _TELL_EVERY_S = 1.0
 
 
@@ -94,7 +95,8 @@ class Tenure:
         """Something under way on behalf of a caller. No fence is answered before it has ended.
 
         Whatever a caller brings is read before: what begins when the caller was looked at must not wait for
-        the network, unless the connection can be cut.
+        the network, unless the connection can be cut. Waits a while for a mark or a reset to end: its client
+        may have gone away from it, and knows nothing of what it left.
 
         Args:
             what: For the log: ``command``, ``session``, ``read`` or ``write``.
@@ -103,10 +105,12 @@ class Tenure:
 
         Raises:
             FencedError, NotOwnerError, LeaseOverError: The caller may not, or was replaced meanwhile.
+            AloneError: A mark or a reset does not end.
         """
         wake = Wake()  # first: without descriptors nothing begins, which then would never end
         try:
             with self._changed:
+                self._changed.wait_for(lambda: not self._ownership.held_alone, timeout=_ALONE_END_S)
                 operation = self._ownership.begin(
                     what, caller.epoch, monotonic_s(), busy_s=busy_s, request_id=caller.request_id
                 )
