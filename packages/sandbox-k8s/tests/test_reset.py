@@ -4,6 +4,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from sandbox_k8s import (
     SandboxNotFoundError,
 )
 from sandbox_k8s.kubernetes.config import KubernetesConfig
+from sandbox_k8s.launcher import tenure
 from sandbox_k8s.launcher.box import Box, BoxSettings
 from sandbox_k8s.launcher.execute import CutOffError
 from sandbox_k8s.launcher.kept import content, untouched
@@ -235,9 +237,27 @@ def test_nobody_disturbs_a_mark_or_a_reset(tmp_path: Path) -> None:
         _refused(lambda: box.alone(marking, cut=False), "1 requests of others")
     with box.operation("command", Caller(1)) as marking:
         box.alone(marking, cut=False)
-        _refused(lambda: box.operation("write", Caller(1)).__enter__(), "marked or reset")
+
+        def try_to_write(caller: Caller) -> None:
+            _refused(lambda: box.operation("write", caller).__enter__(), "marked or reset")
+
+        with ThreadPoolExecutor() as pool:  # each waits for a while before it is refused
+            assert list(pool.map(try_to_write, (Caller(), Caller(1)))) == [None, None]
     with box.operation("write"):
         pass
+
+
+def test_who_was_replaced_is_refused_without_waiting_for_a_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenure, "_ALONE_END_S", None)  # whoever waits does so for ever
+    box = _box(tmp_path)
+    box.fence(1)
+    box.fence(2)
+    with box.operation("command", Caller(2)) as resetting:
+        box.alone(resetting, cut=True)
+        with pytest.raises(OldOwnerError):
+            box.operation("write", Caller(1)).__enter__()
 
 
 def test_what_comes_during_a_mark_begins_when_it_has_ended(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ class Tenure:
         wake = Wake()  # first: without descriptors nothing begins, which then would never end
         try:
             with self._changed:
+                self._ownership.check(caller.epoch, monotonic_s())  # who is refused anyway does not wait
                 self._changed.wait_for(lambda: not self._ownership.held_alone, timeout=_ALONE_END_S)
                 operation = self._ownership.begin(
                     what, caller.epoch, monotonic_s(), busy_s=busy_s, request_id=caller.request_id
